@@ -1,0 +1,1 @@
+"""Know how sure your network is."""

@@ -1,0 +1,8 @@
+"""Stage 1: a PyTorch model becomes Bayesian, and back."""
+
+from bayesify.conversion.convert import convert, convert_, revert
+from bayesify.conversion.kl import kl
+from bayesify.conversion.method import Method, methods
+from bayesify.conversion.scope import mean_weights, one_sample
+
+__all__ = ["Method", "convert", "convert_", "kl", "mean_weights", "methods", "one_sample", "revert"]

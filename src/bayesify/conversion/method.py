@@ -1,0 +1,86 @@
+"""The contract of a method: its choice on each axis, and the few things only it can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from bayesify.conversion.plan import Plan
+from bayesify.registry import Registry, unknown
+
+NegativeLogLikelihood = Callable[[Any, Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(ABC):
+    """One point in the space of where × what × how × objective.
+
+    A method is a frozen record of choices. It plans a conversion, carries it out, and says how
+    its models are sampled; training and prediction need nothing else of it.
+    """
+
+    name: ClassVar[str]
+    ways: ClassVar[tuple[str, ...]]
+    """Ways `predict(by=...)` can go, the default first."""
+
+    @abstractmethod
+    def plan(self, model: nn.Module) -> Plan:
+        """Return what `prepare_` will do, or raise a ConversionError; change nothing."""
+
+    @abstractmethod
+    def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Carry out a plan on a model and return it (or the module that takes its place)."""
+
+    def nll(self, forward: Callable[[], Any], nll: Callable[[Any], Tensor]) -> Tensor:
+        """Return the negative log-likelihood of one training pass."""
+        return nll(forward())
+
+    def default_way(self) -> str:
+        """Return how `predict` goes when nobody says."""
+        return self.ways[0]
+
+    def num_draws(self, model: nn.Module, requested: int) -> int:
+        """Return how many different predictions `requested` samples can give."""
+        del model
+        return requested
+
+    @contextmanager
+    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
+        """Open a context in which every call of the model is one draw, made as `by` says."""
+        del model, by
+        yield
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Do what the method does between optimiser steps; most do nothing."""
+        del model, step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields a file can hold; the plan holds what the others decided."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {key: value for key, value in fields.items() if _is_plain(value)}
+        return {"name": self.name, **plain}
+
+
+methods: Registry[type[Method]] = Registry("method")
+
+
+def method_from_dict(fields: Mapping[str, Any]) -> Method:
+    """Return the method that `Method.to_dict` wrote."""
+    kind = methods[fields["name"]]
+    options = {key: value for key, value in fields.items() if key != "name"}
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in options:
+        if key not in known:
+            raise ValueError(unknown(f"option of {kind.__name__}", key, known))
+    return kind(**options)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool, type(None))) or (
+        isinstance(value, (list, tuple)) and all(_is_plain(entry) for entry in value)
+    )

@@ -1,0 +1,205 @@
+"""The plan of a conversion: every site, every skip and its reason, checked before any change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from bayesify.conversion.local import functional_form
+from bayesify.conversion.posterior import Posterior, posteriors
+from bayesify.conversion.select import Candidate, Selection
+from bayesify.distributions import Family, Normal, Prior, divergence_problem
+from bayesify.distributions.family import describe, rebuild_family, rebuild_prior
+from bayesify.types import ConversionError
+
+Scale = Literal["weight", "out"]
+"""One scale per weight, or one shared by all weights of an output unit."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One tensor that becomes random, and every choice about it."""
+
+    path: str
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    module: str
+    family: Family
+    prior: Prior
+    initial_std: float
+    scale_shape: tuple[int, ...]
+    how: Literal["sample", "local"] = "sample"
+    can_be_local: bool = False
+    fixed_row: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready fields."""
+        return {
+            **{key: getattr(self, key) for key in _PLAIN_FIELDS},
+            "paths": list(self.paths),
+            "shape": list(self.shape),
+            "scale_shape": list(self.scale_shape),
+            "family": describe(self.family),
+            "prior": describe(self.prior),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Site:
+        """Return the site that `to_dict` wrote."""
+        return cls(
+            **{key: fields[key] for key in _PLAIN_FIELDS},
+            paths=tuple(fields["paths"]),
+            shape=tuple(fields["shape"]),
+            scale_shape=tuple(fields["scale_shape"]),
+            family=rebuild_family(fields["family"]),
+            prior=rebuild_prior(fields["prior"]),
+        )
+
+
+_PLAIN_FIELDS = ("path", "module", "initial_std", "how", "can_be_local", "fixed_row")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """One tensor that stays deterministic, and why."""
+
+    path: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a conversion will do to a model."""
+
+    sites: tuple[Site, ...] = ()
+    skipped: tuple[Skip, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A method's choices for every site; a callable decides by (path, shape)."""
+
+    family: Family
+    prior: Callable[[str, tuple[int, ...]], Prior]
+    initial_std: float | None = None
+    how: Literal["sample", "local"] = "sample"
+    scale: Scale = "weight"
+
+
+def make_plan(model: nn.Module, selection: Selection, choices: Choices) -> Plan:
+    """Plan a conversion, or raise one error that lists everything that stands in its way."""
+    failures: list[tuple[str, str]] = []
+    if posteriors(model):
+        failures.append(("model", "it is Bayesian already: call revert first"))
+    sites = []
+    read_by_parent = _modules_read_by_parent(model)
+    for candidate in selection.chosen:
+        reasons = _obstacles(candidate)
+        prior = None
+        try:
+            prior = choices.prior(candidate.path, tuple(candidate.tensor.shape))
+        except Exception as error:  # the user's own function: whatever it raises is the reason
+            reasons.append(f"the prior could not be made: {type(error).__name__}: {error}")
+        if prior is not None and (problem := divergence_problem(choices.family, prior)):
+            reasons.append(problem)
+        failures += [(candidate.path, reason) for reason in reasons]
+        if not reasons and prior is not None:
+            sites.append(_site(candidate, choices, prior, read_by_parent))
+    if not selection.chosen:
+        failures.append(("model", "nothing to make Bayesian: no tensor was selected"))
+    if failures:
+        raise ConversionError(failures)
+    skipped = (Skip(c.path, tuple(c.tensor.shape), reason) for c, reason in selection.skipped)
+    return Plan(tuple(sites), tuple(skipped))
+
+
+def _obstacles(candidate: Candidate) -> list[str]:
+    tensor, module = candidate.tensor, candidate.module
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        return ["its shape is not known yet: run the model once on an example first"]
+    reasons = []
+    if not tensor.is_floating_point():
+        reasons.append(f"expected a real floating-point tensor, got {tensor.dtype}")
+    elif tensor.is_meta:
+        reasons.append("it is on the meta device: load its weights first")
+    elif not bool(torch.isfinite(tensor).all()):
+        reasons.append("it holds NaN or infinite values: start from finite weights")
+    if isinstance(module, nn.Sequential):
+        reasons.append("a Sequential calls everything it holds: move its own parameter elsewhere")
+    if isinstance(module, torch.jit.ScriptModule):
+        reasons.append("its module is scripted: convert the original module instead")
+    if "parametrizations" in candidate.path.split("."):
+        reasons.append("it is parametrised already: remove the parametrisation first")
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if module.max_norm is not None:
+            reasons.append("max_norm rewrites the table in every forward: set it to None")
+        if module.sparse:
+            reasons.append("sparse=True gradients cannot flow to a posterior: use sparse=False")
+    return reasons
+
+
+def _site(
+    candidate: Candidate, choices: Choices, prior: Prior, read_by_parent: set[nn.Module]
+) -> Site:
+    tensor, module = candidate.tensor, candidate.module
+    # Several places that use one tensor must share its draw, so it has to be drawn.
+    can_be_local = (
+        isinstance(choices.family, Normal)
+        and len(candidate.paths) == 1
+        and functional_form(type(module)) is not None
+        and module not in read_by_parent
+    )
+    std = choices.initial_std
+    if std is None:
+        # A tenth of the weights' own size: every layer starts at the same signal to noise.
+        std = 0.1 * float(tensor.detach().float().square().mean().sqrt()) or 1e-3
+    padding = getattr(module, "padding_idx", None) if candidate.name == "weight" else None
+    return Site(
+        path=candidate.path,
+        paths=candidate.paths,
+        shape=tuple(tensor.shape),
+        module=type(module).__name__,
+        family=choices.family,
+        prior=prior,
+        initial_std=std,
+        scale_shape=_scale_shape(candidate, "weight" if padding is not None else choices.scale),
+        how="local" if choices.how == "local" and can_be_local else "sample",
+        can_be_local=can_be_local,
+        fixed_row=padding,
+    )
+
+
+def _scale_shape(candidate: Candidate, scale: Scale) -> tuple[int, ...]:
+    shape = tuple(candidate.tensor.shape)
+    if scale == "weight" or len(shape) < 2:
+        return shape
+    out_axis = 1 if isinstance(candidate.module, _ConvTransposeNd) else 0
+    return tuple(size if axis == out_axis else 1 for axis, size in enumerate(shape))
+
+
+def _modules_read_by_parent(model: nn.Module) -> set[nn.Module]:
+    # Attention never calls its output projection: it reads the weight and multiplies itself.
+    return {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+
+
+def site_posterior(site: Site, tensor: nn.Parameter) -> Posterior:
+    """Return the posterior a site describes, centred on the tensor's present values."""
+    if site.scale_shape == site.shape:
+        std = torch.full_like(tensor, site.initial_std)
+    else:
+        std = tensor.new_full(site.scale_shape, site.initial_std)
+    random_index = None
+    if site.fixed_row is not None:
+        rows = torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape)
+        keep = torch.arange(tensor.shape[0], device=tensor.device) != site.fixed_row
+        random_index = rows[keep].flatten()
+    posterior = Posterior(tensor, std, site.family, site.prior, random_index=random_index)
+    posterior.how = site.how
+    posterior.can_be_local = site.can_be_local
+    return posterior

@@ -1,0 +1,202 @@
+"""The posterior of one tensor: its stored state, and the value a layer reads.
+
+State is stored as compactly as the choice of weights allows. `index` holds the flat positions of
+the entries that exist at all (None: every one); `random_index` holds the positions, among those,
+that are random (None: every one). A dense posterior has neither; a partial one stores a scale
+for `random_index` only; a sparse one stores nothing outside `index`. A dense tensor exists only
+while a layer's forward uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions import Family, Prior, divergence
+
+How = Literal["sample", "local", "mean"]
+"""How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
+
+
+@dataclass
+class Backward:
+    """Whether the backward pass of one forward has begun, shared by all its draws."""
+
+    has_begun: bool = False
+
+
+@dataclass(frozen=True)
+class KeptDraw:
+    """The last forward's draw, for a gradient checkpoint that calls its layer again."""
+
+    draw: Tensor
+    backward: Backward
+    is_ambiguous: bool
+
+    def recall(self) -> Tensor:
+        """Return the draw, unless another forward's backward may be the one that asks."""
+        if self.is_ambiguous:
+            raise RuntimeError(
+                "a gradient checkpoint recomputes a layer, but two forward passes were made with "
+                "gradients before this backward pass, so the draw to recompute with is unknown. "
+                "Call backward after every forward (gradients accumulate), and run forwards that "
+                "need no gradient under torch.no_grad()"
+            )
+        return self.draw
+
+
+class Posterior(nn.Module):
+    """Approximate posterior of one tensor of a network.
+
+    Args:
+        tensor: The trained or freshly initialised tensor the posterior is centred on.
+        std: Initial standard deviation: one number per entry, or a tensor that broadcasts to
+            the entries, which then share it ("tied" scales).
+        family: How entries are distributed.
+        prior: What they are measured against.
+        index: Flat positions of the entries that exist; the others are 0 and not stored.
+        random_index: Positions, among the existing entries, of those that are random.
+    """
+
+    index: Tensor | None
+    random_index: Tensor | None
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        std: Tensor,
+        family: Family,
+        prior: Prior,
+        *,
+        index: Tensor | None = None,
+        random_index: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.family = family
+        self.prior = prior
+        self.how: How = "sample"
+        self.shape = tensor.shape
+        self.is_tied_scale = std.shape != tensor.shape
+        if self.is_tied_scale and (index is not None or random_index is not None):
+            raise ValueError("std must have one number per entry where only some entries are kept")
+        values = tensor.detach().clone()
+        if index is not None:
+            values, std = values.flatten()[index], std.flatten()[index]
+        if random_index is not None:
+            std = std.flatten()[random_index]
+        names = family.parameter_names
+        initial = family.initial(values, std.detach().to(values.dtype))
+        for name in names:
+            entry = nn.Parameter(initial[name].clone(memory_format=torch.preserve_format))
+            self.register_parameter(name, entry)
+        self.register_buffer("index", index)
+        self.register_buffer("random_index", random_index)
+        # Whether the layer around this tensor has a rule for local reparameterisation.
+        self.can_be_local = False
+        # What follows lives only inside one forward pass (see conversion/scope.py).
+        self._held = False
+        self._draw: Tensor | None = None
+        self._kept: KeptDraw | None = None
+
+    @property
+    def num_live(self) -> int:
+        """How many entries exist."""
+        return self._location.numel()
+
+    @property
+    def num_random(self) -> int:
+        """How many of the existing entries are random."""
+        return self.num_live if self.random_index is None else self.random_index.numel()
+
+    def scale_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that shape the spread, not the location."""
+        for name in self.family.parameter_names[1:]:
+            yield getattr(self, name)
+
+    def random_parameters(self) -> dict[str, Tensor]:
+        """Return the family's parameters at the random entries."""
+        values: dict[str, Tensor] = {n: getattr(self, n) for n in self.family.parameter_names}
+        if self.random_index is not None:
+            first = self.family.parameter_names[0]
+            values[first] = values[first].flatten()[self.random_index]
+        return values
+
+    def kl(self) -> Tensor:
+        """Return KL(posterior ‖ prior) over the random entries, in nats."""
+        return divergence(self.family, self.random_parameters(), self.prior)
+
+    def dense_mean(self) -> Tensor:
+        """Return the mean of the whole tensor."""
+        if self.random_index is None:
+            return self._dense(self.family.mean(self.random_parameters()))
+        mean = self.family.mean(self.random_parameters()).to(self._location.dtype)
+        return self._dense(self._location.flatten().index_copy(0, self.random_index, mean))
+
+    def dense_variance(self) -> Tensor:
+        """Return the variance of the whole tensor, in float32 or better; 0 where not random."""
+        parameters = self.random_parameters()
+        variance = self.family.variance(parameters)
+        if self.random_index is not None:
+            zeros = variance.new_zeros(self.num_live)
+            variance = zeros.index_copy(0, self.random_index, variance)
+        elif self.is_tied_scale:
+            variance = variance.expand(self._location.shape)
+        return self._dense(variance)
+
+    def sample(self) -> Tensor:
+        """Draw the whole tensor afresh, in float32 or better, then cast to the stored type."""
+        parameters = self.random_parameters()
+        deviation = self.family.deviation(parameters)
+        if self.random_index is None:
+            mean = self.family.mean(parameters)
+            return self._dense((mean + deviation).to(mean.dtype))
+        # One pass over the random entries only: the others are read as they are.
+        mean = self.dense_mean() if self.index is None else self._location
+        flat = mean.flatten()
+        drawn = flat.to(deviation.dtype).index_add(0, self.random_index, deviation)
+        return self._dense(drawn.to(flat.dtype))
+
+    def value(self) -> Tensor:
+        """Return what a layer reads now: the mean, this forward's draw, or a fresh draw."""
+        if self.how == "mean" or self.num_random == 0:
+            return self.dense_mean()
+        if self._held:
+            if self._draw is None:
+                self._draw = self.sample()
+            return self._draw
+        if self._kept is not None and _is_recomputing():
+            return self._kept.recall()
+        return self.sample()
+
+    @property
+    def _location(self) -> Tensor:
+        return getattr(self, self.family.parameter_names[0])
+
+    def _dense(self, values: Tensor) -> Tensor:
+        if self.index is None:
+            return values.view(self.shape) if values.shape != self.shape else values
+        flat = values.new_zeros(self.shape.numel())
+        return flat.index_copy(0, self.index, values).view(self.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a file never carries a draw: it belongs to one forward of one model.
+        return {**self.__dict__, "_held": False, "_draw": None, "_kept": None}
+
+    def extra_repr(self) -> str:
+        """Return what `print(model)` shows of this posterior."""
+        shape = "×".join(map(str, self.shape))
+        return f"{shape}, {self.family.name}, {self.num_random} of {self.shape.numel()} random"
+
+
+def _is_recomputing() -> bool:
+    """Whether this runs inside a backward pass, where only a checkpoint calls a layer."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def posteriors(model: nn.Module) -> list[Posterior]:
+    """Return every posterior of a model once, in the order of its modules."""
+    return [module for module in model.modules() if isinstance(module, Posterior)]

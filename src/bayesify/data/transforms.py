@@ -1,0 +1,98 @@
+"""What happens to a batch between memory and network: augmentation, then normalisation.
+
+Both work on whole batches and are plain picklable objects, so that any `DataLoader` can use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BRIGHTEST_PIXEL = 255.0
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Subtract the mean of each channel and divide by its standard deviation.
+
+    Integer images are first scaled from 0..255 to 0..1; floating-point ones are taken as they
+    are. The result is float32.
+
+    Args:
+        mean: Mean of each channel, on the scale 0..1.
+        std: Standard deviation of each channel, on the scale 0..1.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(
+                "mean and std must have one value per channel each, "
+                f"got {len(self.mean)} and {len(self.std)} values"
+            )
+        if not all(value > 0.0 for value in self.std):
+            raise ValueError(f"std must be positive in every channel, got {self.std}")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 images of shape (batch, channels, ...)."""
+        if images.ndim < 2 or images.shape[1] != len(self.mean):
+            raise ValueError(
+                f"images must have shape (batch, {len(self.mean)}, ...) to be normalised by "
+                f"{len(self.mean)} means, got {tuple(images.shape)}"
+            )
+        brightest = 1.0 if images.is_floating_point() else BRIGHTEST_PIXEL
+        per_channel = (-1,) + (1,) * (images.ndim - 2)
+        mean = torch.tensor(self.mean, device=images.device).view(per_channel)
+        std = torch.tensor(self.std, device=images.device).view(per_channel)
+        # One multiplication and one addition in place: half the memory traffic of the formula.
+        return images.to(torch.float32, copy=True).mul_(1.0 / (brightest * std)).sub_(mean / std)
+
+
+@dataclass(frozen=True)
+class CropAndFlip:
+    """Shift each image by up to `padding` pixels, and mirror it left to right, at random.
+
+    Args:
+        padding: Number of zero pixels added on every side before a crop of the original size.
+        flip_probability: Probability that an image is mirrored.
+        generator: Source of randomness, on the CPU; None takes torch's global generator, which a
+            `DataLoader` seeds differently in each of its workers.
+    """
+
+    padding: int = 4
+    flip_probability: float = 0.5
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ValueError(f"padding must be 0 or more pixels, got {self.padding}")
+        if not 0.0 <= self.flip_probability <= 1.0:
+            raise ValueError(f"flip_probability must lie in [0, 1], got {self.flip_probability}")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return images of the same shape (batch, channels, height, width) and type."""
+        if images.ndim != 4:
+            raise ValueError(
+                "images must have shape (batch, channels, height, width) to be cropped, "
+                f"got {tuple(images.shape)}"
+            )
+        num_images, num_channels, height, width = images.shape
+        padded = F.pad(images, (self.padding,) * 4)
+        rows, columns = self._pixels(num_images, height, width)
+        # A gather over flat pixel numbers does crop and flip in one pass.
+        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        index = pixels.reshape(num_images, 1, height * width).expand(-1, num_channels, -1)
+        return padded.flatten(2).gather(2, index.to(images.device)).view(images.shape)
+
+    def _pixels(self, num_images: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+        shifts = torch.randint(0, 2 * self.padding + 1, (num_images, 2), generator=self.generator)
+        draws = torch.rand(num_images, 1, generator=self.generator)
+        rows = shifts[:, :1] + torch.arange(height)
+        columns = torch.arange(width)
+        columns = torch.where(draws < self.flip_probability, width - 1 - columns, columns)
+        return rows, shifts[:, 1:] + columns

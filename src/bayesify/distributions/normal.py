@@ -1,0 +1,93 @@
+"""The Normal family, the Normal prior, and the divergence between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.divergence import divergences
+from bayesify.distributions.family import Family, Parameters, Prior, families, priors
+from bayesify.distributions.scale import inverse_softplus, log_softplus, softplus
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+@families.register("normal")
+@dataclass(frozen=True)
+class Normal(Family):
+    """Independent N(mean, std²) with std = softplus(rho)."""
+
+    name: ClassVar[str] = "normal"
+    parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
+
+    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Return mean = tensor and the rho of std."""
+        return {"mean": tensor, "rho": inverse_softplus(std)}
+
+    def deviation(self, parameters: Parameters) -> Tensor:
+        """Return std · noise, drawn in float32 or better.
+
+        In bfloat16 the noise of a small std would be rounded to a grid of 2⁻⁸ of itself.
+        """
+        mean, rho = parameters["mean"], _at_least_float32(parameters["rho"])
+        return softplus(rho) * torch.randn_like(mean, dtype=rho.dtype)
+
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Return the mean."""
+        return parameters["mean"]
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """Return std²."""
+        return softplus(_at_least_float32(parameters["rho"])).square()
+
+    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
+        """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
+        rho = _at_least_float32(parameters["rho"])
+        standardised = (value - parameters["mean"]) / softplus(rho)
+        return -log_softplus(rho) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
+
+
+@priors.register("normal")
+@dataclass(frozen=True)
+class NormalPrior(Prior):
+    """N(mean, std²) on every entry."""
+
+    name: ClassVar[str] = "normal"
+    mean: float = 0.0
+    std: float = 1.0
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
+        standardised = (value - self.mean) / self.std
+        return -math.log(self.std) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
+
+    def problem(self) -> str | None:
+        """Say when the mean is not finite or the std not a positive finite number."""
+        if not math.isfinite(self.mean):
+            return f"the prior's mean must be finite, got {self.mean}"
+        if not (math.isfinite(self.std) and self.std > 0):
+            return f"the prior's std must be positive and finite, got {self.std}"
+        return None
+
+
+@divergences.register(Normal, NormalPrior)
+def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrior) -> Tensor:
+    """Return Σ log(s/σ) + (σ² + (μ − m)² − s²) / (2 s²).
+
+    A scale shared by several entries counts once for each of them.
+    """
+    mean = _at_least_float32(parameters["mean"])
+    rho = _at_least_float32(parameters["rho"])
+    share = mean.numel() / max(rho.numel(), 1)
+    precision = 1.0 / prior.std**2
+    of_scale = 0.5 * precision * softplus(rho).square() - log_softplus(rho)
+    of_mean = 0.5 * precision * (mean - prior.mean).square()
+    return share * of_scale.sum() + of_mean.sum() + mean.numel() * (math.log(prior.std) - 0.5)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

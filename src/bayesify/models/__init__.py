@@ -1,0 +1,18 @@
+"""Networks to start from: plain modules that know nothing of posteriors."""
+
+from bayesify.models.catalogue import models
+from bayesify.models.dense import MLP
+from bayesify.models.lenet import LeNet5, lenet_300_100
+from bayesify.models.residual import ResNet, cifar_resnet, resnet_18, resnet_20, resnet_56
+
+__all__ = [
+    "MLP",
+    "LeNet5",
+    "ResNet",
+    "cifar_resnet",
+    "lenet_300_100",
+    "models",
+    "resnet_18",
+    "resnet_20",
+    "resnet_56",
+]
