@@ -1,1 +1,75 @@
-"""Know how sure your network is."""
+"""Know how sure your network is.
+
+    import bayesify as bf
+
+    model = bf.convert(net, bf.MeanField(prior_std=1.0))
+    print(bf.summary(model))
+    bf.fit(model, train_loader, val_loader, epochs=20)
+    prediction = bf.predict(model, x)
+    table = bf.evaluate(model, test_loader, ood={"noise": noise_loader})
+    bf.save(model, "model.safetensors")
+"""
+
+from bayesify.version import __version__
+from bayesify.types import ConversionError, Loss
+from bayesify.archive import ArchiveError
+from bayesify.conversion import (
+    convert,
+    convert_,
+    revert,
+    kl,
+    mean_weights,
+    one_sample,
+    Method,
+    methods,
+)
+from bayesify.training import (
+    fit,
+    elbo_loss,
+    Classification,
+    CustomLikelihood,
+    FitSettings,
+    GaussianRegression,
+    History,
+)
+from bayesify.prediction import predict, Predictive
+from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField
+from bayesify.evaluation import evaluate, Evaluation
+from bayesify.exporting import save, load
+from bayesify.models import models
+from bayesify.data import datasets, load_dataset
+
+__all__ = [
+    "ArchiveError",
+    "Classification",
+    "ConversionError",
+    "CustomLikelihood",
+    "DeepEnsemble",
+    "Deterministic",
+    "Evaluation",
+    "FitSettings",
+    "GaussianRegression",
+    "History",
+    "Loss",
+    "MCDropout",
+    "MeanField",
+    "Method",
+    "Predictive",
+    "__version__",
+    "convert",
+    "convert_",
+    "datasets",
+    "elbo_loss",
+    "evaluate",
+    "fit",
+    "kl",
+    "load",
+    "load_dataset",
+    "mean_weights",
+    "methods",
+    "models",
+    "one_sample",
+    "predict",
+    "revert",
+    "save",
+]

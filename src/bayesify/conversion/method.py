@@ -25,8 +25,10 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    ways: ClassVar[tuple[str, ...]]
-    """Ways `predict(by=...)` can go, the default first."""
+    ways: ClassVar[Mapping[str, str]]
+    """Ways `predict(by=...)` can go and what each averages, the default first."""
+    can_be_vectorised: ClassVar[bool] = True
+    """Whether several draws can share one pass through the network."""
 
     @abstractmethod
     def plan(self, model: nn.Module) -> Plan:
@@ -42,7 +44,7 @@ class Method(ABC):
 
     def default_way(self) -> str:
         """Return how `predict` goes when nobody says."""
-        return self.ways[0]
+        return next(iter(self.ways))
 
     def num_draws(self, model: nn.Module, requested: int) -> int:
         """Return how many different predictions `requested` samples can give."""

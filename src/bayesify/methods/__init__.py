@@ -1,5 +1,8 @@
 """Methods: each file names its choice of where × what × how × objective."""
 
+from bayesify.methods.deep_ensemble import DeepEnsemble
+from bayesify.methods.deterministic import Deterministic
+from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 
-__all__ = ["MeanField"]
+__all__ = ["DeepEnsemble", "Deterministic", "MCDropout", "MeanField"]

@@ -6,7 +6,7 @@ Reference: Graves (2011); Blundell, Cornebise, Kavukcuoglu, Wierstra (2015).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -43,7 +43,11 @@ class MeanField(Method):
     """
 
     name: ClassVar[str] = "mean_field"
-    ways: ClassVar[tuple[str, ...]] = ("sample", "local", "mean")
+    ways: ClassVar[Mapping[str, str]] = {
+        "sample": "weight samples",
+        "local": "output samples (local reparameterisation)",
+        "mean": "mean weights",
+    }
 
     prior_std: Number = 1.0
     prior_mean: Number = 0.0
@@ -81,11 +85,6 @@ class MeanField(Method):
         """Draw weights, draw outputs, or use the mean weights."""
         with forward_by(model, cast(How, by)):
             yield
-
-    def num_draws(self, model: nn.Module, requested: int) -> int:
-        """Return as many draws as asked for."""
-        del model
-        return requested
 
     def _prior(self, path: str, shape: tuple[int, ...]) -> NormalPrior:
         return NormalPrior(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -23,7 +24,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@models.register("mlp")
 class MLP(nn.Module):
     """Map a flattened input through hidden layers to an output layer.
 
@@ -80,10 +80,13 @@ def _named_layers(
     dropout: float,
 ) -> OrderedDict[str, nn.Module]:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for index, (before, after) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
+    for index, (before, after) in enumerate(pairwise(widths), start=1):
         layers[f"hidden_{index}"] = nn.Linear(before, after)
         layers[f"activation_{index}"] = activation()
         if dropout > 0.0:
             layers[f"dropout_{index}"] = nn.Dropout(dropout)
     layers["output"] = nn.Linear(widths[-1], out_features)
     return layers
+
+
+models.register("mlp")(MLP)

@@ -18,7 +18,6 @@ DENSE_WIDTH = 500
 SMALLEST_IMAGE = 16
 
 
-@models.register("lenet_300_100")
 def lenet_300_100(in_features: int = 784, num_classes: int = 10, dropout: float = 0.0) -> MLP:
     """Return LeNet-300-100: two hidden ReLU layers of 300 and 100 units (266,610 weights).
 
@@ -30,7 +29,6 @@ def lenet_300_100(in_features: int = 784, num_classes: int = 10, dropout: float 
     return MLP(in_features, (300, 100), num_classes, activation="relu", dropout=dropout)
 
 
-@models.register("lenet_5")
 class LeNet5(nn.Module):
     """Two convolutions with max pooling, then one hidden dense layer (431,080 weights).
 
@@ -78,3 +76,7 @@ def _size_after_features(image_size: int) -> int:
     for _ in CONVOLUTION_WIDTHS:
         image_size = (image_size - KERNEL_SIZE + 1) // 2
     return image_size
+
+
+models.register("lenet_300_100")(lenet_300_100)
+models.register("lenet_5")(LeNet5)

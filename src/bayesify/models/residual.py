@@ -96,7 +96,9 @@ class ResNet(nn.Module):
         channels = width
         for index, (name, count) in enumerate(zip(self.stage_names, num_blocks, strict=True)):
             out_channels = width * 2**index
-            self.add_module(name, _stage(channels, out_channels, count, min(index, 1) + 1, shortcut))
+            self.add_module(
+                name, _stage(channels, out_channels, count, min(index, 1) + 1, shortcut)
+            )
             channels = out_channels
         self.linear = nn.Linear(channels, num_classes)
         self.apply(_initialise)
@@ -109,7 +111,6 @@ class ResNet(nn.Module):
         return self.linear(F.adaptive_avg_pool2d(features, 1).flatten(1))
 
 
-@models.register("resnet_18")
 def resnet_18(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
     """Return ResNet-18 with a 3x3 stem and no max pooling, for images of about 32x32.
 
@@ -121,7 +122,6 @@ def resnet_18(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> R
     return ResNet((2, 2, 2, 2), width, "projection", num_classes, in_channels)
 
 
-@models.register("cifar_resnet")
 def cifar_resnet(
     depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 16
 ) -> ResNet:
@@ -139,13 +139,11 @@ def cifar_resnet(
     return ResNet((num_blocks,) * 3, width, "padding", num_classes, in_channels)
 
 
-@models.register("resnet_20")
 def resnet_20(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNet:
     """Return the CIFAR residual network with 20 layers; see `cifar_resnet`."""
     return cifar_resnet(20, num_classes, in_channels, width)
 
 
-@models.register("resnet_56")
 def resnet_56(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNet:
     """Return the CIFAR residual network with 56 layers; see `cifar_resnet`."""
     return cifar_resnet(56, num_classes, in_channels, width)
@@ -177,3 +175,9 @@ def _stage(
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+models.register("cifar_resnet")(cifar_resnet)
+models.register("resnet_18")(resnet_18)
+models.register("resnet_20")(resnet_20)
+models.register("resnet_56")(resnet_56)

@@ -15,8 +15,6 @@ from torch import Tensor
 _NUM_HALVINGS = 64
 # Bounds the float64 working copy of a quantile to about 32 MB.
 _MAX_WORKING_ELEMENTS = 2**22
-# 1 - 0.975 is not 0.025 in binary; without it a step function would jump one step late.
-_LEVEL_TOLERANCE = 1e-12
 
 
 def spread_variance(means: Tensor, variance: Tensor | float, name: str) -> Tensor:
@@ -77,7 +75,8 @@ def _bisect(level: float, means: Tensor, variances: Tensor) -> Tensor:
     # The mixture's quantile lies between the smallest and the largest of its components'.
     quantiles = means + variances.sqrt() * NormalDist().inv_cdf(level)
     low, high = quantiles.amin(0), quantiles.amax(0)
-    threshold = level * (1.0 - _LEVEL_TOLERANCE)
+    # 1 - 0.975 is not 0.025 in binary: without a tolerance a step would be taken one too late.
+    threshold = level - min(8 * torch.finfo(working).eps, 1e-6 * level)
     # A step at the lower end is not found by halving, which only ever moves towards it.
     high = torch.where(mixture_cdf(low, means, variances) >= threshold, low, high)
     for _ in range(_NUM_HALVINGS):

@@ -222,12 +222,11 @@ class RegressionPredictive(Predictive):
         return self.variance
 
     def quantile(self, level: float) -> Tensor:
-        """Return the exact quantile of the mixture, per output, (N, ...).
+        """Return the smallest y with P(Y <= y) >= level, exact for the mixture, (N, ...).
 
-        Without noise it is the smallest sampled mean that at least this share of the samples do
-        not exceed.
+        Without noise that is one of the sampled means.
         """
-        return mixture_quantile(level, self.samples, self._component_variance).to(self.mean.dtype)
+        return mixture_quantile(level, self.samples, self.component_variance).to(self.mean.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval (low, high) that holds this share of the mixture."""
@@ -242,20 +241,19 @@ class RegressionPredictive(Predictive):
         NaN where a component has no variance at all: a point mass has no density.
         """
         targets = self.match(targets).to(self.mean)
-        return mixture_log_density(targets, self.samples, self._component_variance)
+        return mixture_log_density(targets, self.samples, self.component_variance)
 
     def match(self, targets: Tensor) -> Tensor:
         """Return targets in the shape of `mean`, which may differ by a last axis of length 1."""
         shape = self.mean.shape
         if targets.shape in (shape, (*shape, 1)) or (*targets.shape, 1) == tuple(shape):
             return targets.reshape(shape)
-        raise ValueError(
-            f"targets must have the shape of the prediction, {tuple(shape)}, got "
-            f"{tuple(targets.shape)}"
-        )
+        got = tuple(targets.shape)
+        raise ValueError(f"targets must have the prediction's shape {tuple(shape)}, got {got}")
 
     @property
-    def _component_variance(self) -> Tensor:
+    def component_variance(self) -> Tensor:
+        """Noise plus propagated variance, (T, N, ...)."""
         if self.propagated_variance is None:
             return self.noise_variance
         return self.noise_variance + self.propagated_variance
@@ -367,10 +365,12 @@ def _entropy(probs: Tensor, axis: int) -> Tensor:
 
 
 def _epistemic(samples: Tensor, propagated: Tensor | None) -> Tensor:
-    if len(samples) > 1:
-        variance = samples.var(0)
-        return variance if propagated is None else variance + propagated.mean(0)
-    return torch.full_like(samples[0], torch.nan) if propagated is None else propagated[0]
+    if len(samples) == 1 and propagated is not None:
+        return propagated[0]
+    moments = RunningMoments()
+    moments.update(samples)
+    _, variance = moments.result()
+    return variance if propagated is None else variance + propagated.mean(0)
 
 
 def _tensors(predictive: Predictive) -> dict[str, Tensor]:

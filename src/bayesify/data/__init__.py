@@ -1,0 +1,24 @@
+"""Data sets in memory, and plain `DataLoader`s over them."""
+
+from bayesify.data import cifar as cifar
+from bayesify.data import digits as digits
+from bayesify.data import mnist as mnist
+from bayesify.data import synthetic as synthetic
+from bayesify.data.catalogue import datasets, load_dataset
+from bayesify.data.dataset import DataSet, TensorData
+from bayesify.data.download import DataNotFoundError
+from bayesify.data.loader import loader
+from bayesify.data.split import split
+from bayesify.data.transforms import CropAndFlip, Normalise
+
+__all__ = [
+    "CropAndFlip",
+    "DataNotFoundError",
+    "DataSet",
+    "Normalise",
+    "TensorData",
+    "datasets",
+    "load_dataset",
+    "loader",
+    "split",
+]

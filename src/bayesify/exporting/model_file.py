@@ -1,0 +1,168 @@
+"""Save a model to one file and load it back: tensors, method, plan and likelihood.
+
+A file names every tensor as a person would: `fc1.weight.mean`, `fc1.weight.rho`, `fc1.bias`.
+It holds no code; loading needs the architecture, as a module or as a registered model's name.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from bayesify.archive import ArchiveError, read_archive, write_archive
+from bayesify.conversion.convert import attach_record, require_record
+from bayesify.conversion.layer_class import SUFFIX
+from bayesify.conversion.method import method_from_dict
+from bayesify.conversion.plan import Plan, Site, Skip
+from bayesify.conversion.posterior import Posterior
+from bayesify.conversion.select import candidates
+from bayesify.exporting.architectures import architectures
+from bayesify.training.likelihood import Likelihood, likelihood_from_dict
+from bayesify.version import __version__
+
+KIND = "model"
+_LIKELIHOOD = "likelihood:"
+
+
+def save(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    architecture: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a converted model to a file, whole or not at all.
+
+    Args:
+        model: A model from `convert`.
+        path: The file; by custom it ends in .safetensors.
+        architecture: Name of the registered model it was made from; then `load(path)` needs
+            nothing else.
+        options: Arguments the registered model was built with.
+        note: Anything JSON can hold that should travel along.
+    """
+    record = require_record(model)
+    if architecture is not None:
+        _ = architectures[architecture]
+    tensors = {public_key(model, key): value for key, value in model.state_dict().items()}
+    likelihood = None
+    if isinstance(record.likelihood, Likelihood) and record.likelihood.task != "custom":
+        likelihood = record.likelihood.to_dict()
+        own = record.likelihood.state_dict()
+        tensors |= {f"{_LIKELIHOOD}{key}": value for key, value in own.items()}
+    description = {
+        "library": __version__,
+        "method": record.method.to_dict(),
+        "sites": [site.to_dict() for site in record.plan.sites],
+        "skipped": [vars(skip) for skip in record.plan.skipped],
+        "likelihood": likelihood,
+        "architecture": architecture,
+        "options": dict(options or {}),
+        "note": dict(note or {}),
+    }
+    write_archive(path, KIND, tensors, description)
+
+
+def load(path: str | os.PathLike[str], architecture: nn.Module | None = None) -> nn.Module:
+    """Return the model a file holds.
+
+    Args:
+        path: A file that `save` wrote.
+        architecture: A plain module of the architecture the model was made from; it is not
+            changed. None builds the registered model the file names.
+
+    Raises:
+        ArchiveError: The file is damaged, foreign, newer, or of another architecture.
+    """
+    tensors, description = read_archive(path, KIND)
+    net = _architecture(path, description) if architecture is None else copy.deepcopy(architecture)
+    try:
+        method = method_from_dict(description["method"])
+        sites = tuple(Site.from_dict(fields) for fields in description["sites"])
+        skipped = tuple(
+            Skip(entry["path"], tuple(entry["shape"]), entry["reason"])
+            for entry in description["skipped"]
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{path} describes a model this bayesify cannot make: {error}") from error
+    plan = Plan(sites, skipped)
+    _check_sites(path, net, plan)
+    model = attach_record(method.prepare_(net, plan), method, plan)
+    _load_tensors(path, model, tensors)
+    if description["likelihood"] is not None:
+        likelihood = likelihood_from_dict(description["likelihood"])
+        own = {
+            key.removeprefix(_LIKELIHOOD): value
+            for key, value in tensors.items()
+            if key.startswith(_LIKELIHOOD)
+        }
+        likelihood.load_state_dict(own)
+        require_record(model).likelihood = likelihood
+    return model.eval()
+
+
+def read_note(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `save` was told to send along, with the method and architecture."""
+    _, description = read_archive(path, KIND)
+    keys = ("library", "method", "architecture", "options", "likelihood", "note")
+    return {key: description[key] for key in keys}
+
+
+def public_key(model: nn.Module, key: str) -> str:
+    """Return a state-dict key as files name it: fc.weight_posterior.mean is fc.weight.mean."""
+    path, _, name = key.rpartition(".")
+    parent, _, last = path.rpartition(".")
+    owner = model.get_submodule(parent) if last else model
+    if isinstance(owner._modules.get(last), Posterior):
+        return f"{path.removesuffix(SUFFIX)}.{name}"
+    return key
+
+
+def _architecture(path: Any, description: Mapping[str, Any]) -> nn.Module:
+    name = description["architecture"]
+    if name is None:
+        raise ValueError(
+            f"architecture must be given: {path} does not name a registered model, so load needs "
+            "a module of the architecture it was made from"
+        )
+    if name not in architectures:
+        raise ArchiveError(f"{path} was made from the model {name!r}, which is not registered here")
+    return architectures[name](**description["options"])
+
+
+def _check_sites(path: Any, net: nn.Module, plan: Plan) -> None:
+    found = {candidate.path: candidate for candidate in candidates(net)}
+    problems = []
+    for site in plan.sites:
+        candidate = found.get(site.path)
+        if candidate is None:
+            problems.append(f"{site.path} is missing")
+        elif tuple(candidate.tensor.shape) != site.shape:
+            shape = tuple(candidate.tensor.shape)
+            problems.append(f"{site.path} has shape {shape}, the file {site.shape}")
+    if problems:
+        raise ArchiveError(
+            f"{path} was made from another architecture: {'; '.join(problems[:5])}"
+            + (f" and {len(problems) - 5} more" if len(problems) > 5 else "")
+        )
+
+
+def _load_tensors(path: Any, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    state = {key: value for key, value in tensors.items() if not key.startswith(_LIKELIHOOD)}
+    own = {key: public_key(model, key) for key in model.state_dict()}
+    missing = sorted(set(own.values()) - state.keys())
+    extra = sorted(state.keys() - set(own.values()))
+    if missing or extra:
+        raise ArchiveError(
+            f"{path} was made from another architecture: missing {missing[:3]}, unexpected "
+            f"{extra[:3]}"
+        )
+    try:
+        model.load_state_dict({key: state[public] for key, public in own.items()})
+    except RuntimeError as error:
+        raise ArchiveError(f"{path} was made from another architecture: {error}") from error

@@ -1,0 +1,113 @@
+"""Many posterior draws of one batch's outputs, several at a time under a memory bound.
+
+Where it is faster, draws are vectorised: one pass through the network carries a chunk of them.
+Small batches gain most (they are bound by calls, not arithmetic); a convolution with weights of
+its own for every draw is slow once the batch itself keeps the machine busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from bayesify.conversion.posterior import posteriors
+from bayesify.types import batch_size, call_model, output_tensor
+
+_CPU_LIMIT = 512 * 2**20
+_LARGEST_BATCH_FOR_CONVOLUTIONS = {"cpu": 8, "cuda": 64}
+
+
+@dataclass
+class Draws:
+    """Draws the outputs of a model, and remembers how.
+
+    Attributes:
+        model: The model, already in the mode in which every call is one draw.
+        memory_limit: Bytes that a chunk of draws may take; None takes 512 MiB on a CPU and a
+            quarter of the free memory on a GPU.
+        is_vectorised: False makes one pass per draw.
+    """
+
+    model: nn.Module
+    memory_limit: int | None = None
+    is_vectorised: bool = True
+    how: str = "one pass per draw"
+
+    @torch.no_grad()
+    def outputs(self, inputs: Any, num_samples: int) -> Iterator[Tensor]:
+        """Yield stacks of outputs, (chunk, examples, ...), until there are `num_samples`."""
+        if num_samples < 2 or not self._pays(inputs):
+            yield from self._one_by_one(inputs, num_samples)
+            return
+        first, bytes_per_draw = self._measured(inputs)
+        yield first.unsqueeze(0)
+        chunk = max(1, min(num_samples - 1, self._limit(first.device) // bytes_per_draw))
+        done = 1
+        while done < num_samples:
+            size = min(chunk, num_samples - done)
+            stack = self._vectorised(inputs, size) if size > 1 and self.is_vectorised else None
+            if stack is None:
+                yield from self._one_by_one(inputs, num_samples - done)
+                return
+            self.how = f"vectorised in chunks of {chunk}"
+            yield stack
+            done += size
+
+    def _pays(self, inputs: Any) -> bool:
+        if not self.is_vectorised:
+            return False
+        if not any(isinstance(module, _ConvNd) for module in self.model.modules()):
+            return True
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return batch_size(inputs) <= _LARGEST_BATCH_FOR_CONVOLUTIONS.get(device, 8)
+
+    def _one_by_one(self, inputs: Any, num_samples: int) -> Iterator[Tensor]:
+        for _ in range(num_samples):
+            yield output_tensor(call_model(self.model, inputs)).unsqueeze(0)
+
+    def _vectorised(self, inputs: Any, size: int) -> Tensor | None:
+        """Return a chunk of draws, or None where the model cannot be vectorised."""
+
+        def once(_: Tensor) -> Tensor:
+            return output_tensor(call_model(self.model, inputs))
+
+        try:
+            return torch.vmap(once, randomness="different")(torch.empty(size))
+        except Exception:
+            # Control flow on values, in-place writes and operations without a batching rule all
+            # fail here; the plain loop works for them and repeats any error of the model's own.
+            self.is_vectorised = False
+            self.how = "one pass per draw (the model cannot be vectorised)"
+            return None
+
+    def _measured(self, inputs: Any) -> tuple[Tensor, int]:
+        """Return one draw and an upper estimate of the bytes another one takes."""
+        sizes: list[int] = []
+
+        def add(module: nn.Module, args: Any, output: Any) -> None:
+            del module, args
+            if isinstance(output, Tensor):
+                sizes.append(output.numel() * output.element_size())
+
+        leaves = [m for m in self.model.modules() if not any(True for _ in m.children())]
+        handles = [leaf.register_forward_hook(add) for leaf in leaves]
+        try:
+            output = output_tensor(call_model(self.model, inputs))
+        finally:
+            for handle in handles:
+                handle.remove()
+        # A sampled weight exists as noise, as scaled noise and as the weight.
+        weights = 3 * 4 * sum(site.num_random for site in posteriors(self.model))
+        return output, max(1, weights + 2 * sum(sizes))
+
+    def _limit(self, device: torch.device) -> int:
+        if self.memory_limit is not None:
+            return self.memory_limit
+        if device.type == "cuda":
+            return torch.cuda.mem_get_info(device)[0] // 4
+        return _CPU_LIMIT

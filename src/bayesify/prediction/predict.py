@@ -1,0 +1,193 @@
+"""From a model and inputs to a prediction that knows how sure it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.conversion.convert import Record, require_record
+from bayesify.prediction.draws import Draws
+from bayesify.prediction.predictive import (
+    ClassificationAccumulator,
+    CustomAccumulator,
+    Predictive,
+    RegressionAccumulator,
+)
+from bayesify.registry import unknown
+from bayesify.training.likelihood import (
+    Classification,
+    GaussianRegression,
+    Likelihood,
+    as_likelihood,
+)
+from bayesify.types import batch_size, device_of, split_batch, to_device
+
+
+def predict(
+    model: nn.Module,
+    data: Any,
+    *,
+    num_samples: int = 30,
+    by: str | None = None,
+    likelihood: Likelihood | str | None = None,
+    batch_size: int = 256,
+    memory_limit: int | None = None,
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> Predictive:
+    """Predict with a converted model and say how sure it is.
+
+    Args:
+        model: A model from `convert`, usually trained with `fit`.
+        data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader.
+        num_samples: Posterior draws to average.
+        by: How randomness travels: one of the method's ways, such as "sample", "local" or "mean";
+            None takes the way the model was trained.
+        likelihood: What outputs mean, where `fit` did not settle it.
+        batch_size: Examples per pass for inputs that are not a loader.
+        memory_limit: Bytes a chunk of draws may take.
+        seed: Seed of the draws; the global generators are left as they were.
+        progress: Whether to show a bar over a loader's batches; None shows one in a terminal.
+    """
+    batches = predict_batches(
+        model,
+        data if _is_loader(data) else _Batches(data, batch_size),
+        num_samples=num_samples,
+        by=by,
+        likelihood=likelihood,
+        memory_limit=memory_limit,
+        seed=seed,
+        progress=progress if _is_loader(data) else False,
+    )
+    parts = [predictive for predictive, _ in batches]
+    if not parts:
+        raise ValueError("data holds no batch to predict")
+    return Predictive.cat(parts)
+
+
+def predict_batches(
+    model: nn.Module,
+    data: Iterable[Any],
+    *,
+    num_samples: int = 30,
+    by: str | None = None,
+    likelihood: Likelihood | str | None = None,
+    memory_limit: int | None = None,
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> Iterator[tuple[Predictive, Tensor | None]]:
+    """Yield the prediction and the targets of every batch of a loader."""
+    record = require_record(model)
+    meaning = _likelihood(record, likelihood)
+    way = record.method.default_way() if by is None else by
+    if way not in record.method.ways:
+        kind = f"way to predict with {record.method.name}"
+        raise ValueError(unknown(kind, way, record.method.ways))
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    device = device_of(model)
+    number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
+    with _evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
+        draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
+        for batch in _shown(data, progress):
+            inputs, targets = split_batch(to_device(batch, device))
+            accumulator = _accumulator(meaning)
+            for stack in draws.outputs(inputs, number):
+                _update(accumulator, meaning, stack)
+            name = record.method.ways[way]
+            made_by = name if number == 1 else f"{number} {name}, {draws.how}"
+            yield accumulator.result(made_by), targets
+
+
+Accumulator = ClassificationAccumulator | RegressionAccumulator | CustomAccumulator
+
+
+def _accumulator(likelihood: Likelihood) -> Accumulator:
+    if isinstance(likelihood, Classification):
+        return ClassificationAccumulator(likelihood.class_axis or 1)
+    if isinstance(likelihood, GaussianRegression):
+        return RegressionAccumulator()
+    return CustomAccumulator()
+
+
+@torch.no_grad()
+def _update(accumulator: Accumulator, likelihood: Likelihood, stack: Tensor) -> None:
+    if isinstance(accumulator, RegressionAccumulator):
+        assert isinstance(likelihood, GaussianRegression)
+        accumulator.update(*likelihood.split(stack))
+    else:
+        accumulator.update(stack)
+
+
+def _likelihood(record: Record, chosen: Likelihood | str | None) -> Likelihood:
+    if chosen is not None:
+        return as_likelihood(chosen, None)
+    if isinstance(record.likelihood, Likelihood):
+        return record.likelihood
+    raise ValueError(
+        "likelihood must be given: this model was not trained by fit, so what its outputs mean is "
+        "unknown; pass likelihood='classification' or likelihood='regression'"
+    )
+
+
+class _Batches:
+    """Inputs that are not a loader, cut into batches."""
+
+    def __init__(self, inputs: Any, size: int) -> None:
+        self.inputs, self.size = inputs, size
+        self.count = batch_size(inputs)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, max(self.count, 1), self.size):
+            # A pair of positional inputs must not read as (inputs, targets).
+            yield (self._cut(self.inputs, slice(start, start + self.size)),)
+
+    def _cut(self, value: Any, part: slice) -> Any:
+        if isinstance(value, Tensor):
+            return value[part] if value.ndim and value.shape[0] == self.count else value
+        if isinstance(value, Mapping):
+            return {key: self._cut(entry, part) for key, entry in value.items()}
+        if isinstance(value, (tuple, list)):
+            return tuple(self._cut(entry, part) for entry in value)
+        return value
+
+
+def _is_loader(data: Any) -> bool:
+    return isinstance(data, Iterable) and not isinstance(data, (Tensor, Mapping, Sequence))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and each of its modules back as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _shown(data: Iterable[Any], progress: bool | None) -> Iterable[Any]:
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return data
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(data, "predicting", console=Console(stderr=True), transient=True)

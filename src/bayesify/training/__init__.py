@@ -1,0 +1,16 @@
+"""Stage 2: train."""
+
+from bayesify.training.fit import History, fit
+from bayesify.training.likelihood import Classification, CustomLikelihood, GaussianRegression
+from bayesify.training.objective import elbo_loss
+from bayesify.training.settings import FitSettings
+
+__all__ = [
+    "Classification",
+    "CustomLikelihood",
+    "FitSettings",
+    "GaussianRegression",
+    "History",
+    "elbo_loss",
+    "fit",
+]

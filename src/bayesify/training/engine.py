@@ -1,0 +1,84 @@
+"""Lightning Fabric set up for a Bayesian model: devices, precision, DDP, FSDP2.
+
+Fabric takes seconds to import, so this module is imported inside `fit` only.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from bayesify.conversion.posterior import Posterior
+from bayesify.training.settings import FitSettings
+
+
+def make_fabric(settings: FitSettings) -> Fabric:
+    """Return a launched Fabric for these settings; under torchrun it joins the other ranks."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    devices = local if settings.devices == "auto" else settings.devices
+    strategy: str | Strategy = "auto"
+    if settings.strategy == "fsdp":
+        strategy = ModelParallelStrategy(_shard, data_parallel_size=max(world, devices))
+    elif settings.strategy == "ddp" or world > 1:
+        strategy = DDPStrategy()
+    accelerator = settings.accelerator
+    if accelerator == "auto" and not torch.cuda.is_available():
+        accelerator = "cpu"  # Apple's GPU lacks float64, which the exact KL needs
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=max(world // local, 1),
+        strategy=strategy,
+        precision=settings.precision,  # pyright: ignore[reportArgumentType]
+    )
+    if settings.strategy == "fsdp" and fabric.world_size < 2:
+        raise ValueError(
+            "strategy='fsdp' shards over several processes, but there is one: start the script "
+            "with torchrun --nproc-per-node=2 or more"
+        )
+    fabric.launch()
+    return fabric
+
+
+def setup_loader(fabric: Fabric, loader: Any) -> Any:
+    """Return the loader for this rank, moving its batches to the device."""
+    if not isinstance(loader, DataLoader):
+        if fabric.world_size > 1:
+            raise TypeError(
+                "training on several processes needs a torch DataLoader, so that each process "
+                f"reads its own part of the data; got {type(loader).__name__}"
+            )
+        return loader
+    with warnings.catch_warnings():
+        # Fabric advises more workers on every loader; a loader that reads memory needs none.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        return fabric.setup_dataloaders(loader)
+
+
+def start_epoch(loader: Any, epoch: int) -> None:
+    """Tell a distributed sampler which epoch's order to use, also after resuming."""
+    if hasattr(loader, "_num_iter_calls"):
+        loader._num_iter_calls = epoch
+
+
+def _shard(model: nn.Module, device_mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = device_mesh["data_parallel"]
+    layers = [
+        module
+        for module in model.modules()
+        if module is not model and any(isinstance(c, Posterior) for c in module.children())
+    ]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model

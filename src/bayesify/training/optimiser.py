@@ -1,0 +1,73 @@
+"""Optimisers: the user's choice for means and plain weights, an Adam of their own for scales.
+
+A scale's gradient carries the factor 1/N and its parameter lives on a log-like axis: an optimiser
+tuned for means, plain SGD above all, leaves every scale where it started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bayesify.conversion.posterior import posteriors
+from bayesify.registry import Registry
+from bayesify.training.settings import FitSettings
+
+optimizers: Registry[type[Optimizer]] = Registry("optimizer")
+optimizers.register("adam")(torch.optim.Adam)
+optimizers.register("adamw")(torch.optim.AdamW)
+optimizers.register("sgd")(torch.optim.SGD)
+optimizers.register("rmsprop")(torch.optim.RMSprop)
+optimizers.register("adagrad")(torch.optim.Adagrad)
+
+
+def make_optimizers(
+    model: nn.Module, likelihood: nn.Module, settings: FitSettings
+) -> list[Optimizer]:
+    """Return the optimiser of locations and, where there are scales, the optimiser of scales."""
+    scales = unique(entry for site in posteriors(model) for entry in site.scale_parameters())
+    scales += likelihood.parameters()  # a learned noise variance is a scale too
+    scale_ids = {id(entry) for entry in scales}
+    decayed, plain = [], []
+    for parameter in unique(model.parameters()):
+        if id(parameter) in scale_ids or not parameter.requires_grad:
+            continue
+        # Biases and norms are vectors: decaying them only shifts the function.
+        (decayed if parameter.ndim > 1 else plain).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    optimizers_made = [_build(settings, [group for group in groups if group["params"]])]
+    trainable = [entry for entry in scales if entry.requires_grad]
+    if trainable:
+        optimizers_made.append(torch.optim.Adam(trainable, lr=settings.scale_learning_rate))
+    for optimizer in optimizers_made:
+        for group in optimizer.param_groups:
+            group["base_lr"] = group["lr"]
+    return optimizers_made
+
+
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+    """Multiply every group's starting learning rate by a schedule's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Return parameters in order, each once."""
+    return list({id(parameter): parameter for parameter in parameters}.values())
+
+
+def _build(settings: FitSettings, groups: list[dict[str, Any]]) -> Optimizer:
+    choice = settings.optimizer
+    if callable(choice):
+        return choice(groups)
+    options: dict[str, Any] = {"lr": settings.learning_rate}
+    if choice == "sgd":
+        options |= {"momentum": 0.9, "nesterov": True}
+    return optimizers[choice](groups, **options)

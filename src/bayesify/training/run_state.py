@@ -1,0 +1,197 @@
+"""Everything a run needs to go on as if it had never stopped, to and from one file.
+
+A checkpoint holds the weights, both optimisers, every random number generator now and at the
+start of the epoch, the position in the epoch and the history. A run that is killed at any moment
+and resumed therefore ends with bit-identical weights.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bayesify.archive import ArchiveError, read_archive, write_archive
+
+KIND = "training run"
+
+
+@dataclass
+class Position:
+    """Where a run is: what a checkpoint must remember besides tensors."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    totals: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    bad_epochs: int = 0
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The state of every random number generator a run draws from."""
+
+    tensors: dict[str, Tensor]
+    python: list[Any]
+
+    @classmethod
+    def capture(cls, generators: Sequence[torch.Generator] = ()) -> RandomState:
+        """Read the present state, a loader's own generators included."""
+        name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        tensors = {
+            "torch": torch.get_rng_state(),
+            "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        }
+        tensors |= {f"loader.{i}": g.get_state() for i, g in enumerate(generators)}
+        if torch.cuda.is_available():
+            states = torch.cuda.get_rng_state_all()
+            tensors |= {f"cuda.{index}": state for index, state in enumerate(states)}
+        version, internal, gauss = random.getstate()
+        python = [[name, position, has_gauss, cached], [version, list(internal), gauss]]
+        return cls(tensors, python)
+
+    def restore(self, generators: Sequence[torch.Generator] = ()) -> None:
+        """Put every generator back into this state."""
+        torch.set_rng_state(self.tensors["torch"])
+        (name, position, has_gauss, cached), (version, internal, gauss) = self.python
+        keys = self.tensors["numpy"].numpy().astype(np.uint32)
+        np.random.set_state((name, keys, position, has_gauss, cached))
+        random.setstate((version, tuple(internal), gauss))
+        for index, generator in enumerate(generators):
+            if f"loader.{index}" in self.tensors:
+                generator.set_state(self.tensors[f"loader.{index}"])
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                if f"cuda.{index}" in self.tensors:
+                    torch.cuda.set_rng_state(self.tensors[f"cuda.{index}"], index)
+
+
+def loader_generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators a loader draws its order from, other than the global one."""
+    found = [getattr(loader, "generator", None)]
+    found.append(getattr(getattr(loader, "sampler", None), "generator", None))
+    return list({id(entry): entry for entry in found if entry is not None}.values())
+
+
+def save_run(
+    path: Path,
+    modules: dict[str, nn.Module],
+    optimizers: Sequence[Optimizer],
+    position: Position,
+    random_states: dict[str, RandomState],
+    *,
+    is_writer: bool = True,
+) -> None:
+    """Write a checkpoint; every rank takes part in gathering, one writes."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in modules.items():
+        tensors |= {f"{prefix}.{key}": whole(value) for key, value in module.state_dict().items()}
+    described = []
+    for index, optimizer in enumerate(optimizers):
+        state = optimizer.state_dict()
+        plain: dict[str, dict[str, Any]] = {}
+        for parameter, entries in state["state"].items():
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{index}.{parameter}.{key}"] = whole(value)
+                else:
+                    plain.setdefault(str(parameter), {})[key] = value
+        described.append({"groups": state["param_groups"], "plain": plain})
+    for name, random_state in random_states.items():
+        tensors |= {f"random.{name}.{key}": t for key, t in random_state.tensors.items()}
+    if is_writer:
+        description = {
+            "position": vars(position),
+            "optimizers": described,
+            "random": {name: state.python for name, state in random_states.items()},
+        }
+        write_archive(path, KIND, tensors, description)
+
+
+def load_run(
+    path: Path, modules: dict[str, nn.Module], optimizers: Sequence[Optimizer]
+) -> tuple[Position, dict[str, RandomState]]:
+    """Read a checkpoint into a model and its optimisers; check everything before any change."""
+    tensors, description = read_archive(path, KIND)
+    states = {}
+    for prefix, module in modules.items():
+        state = {k.removeprefix(f"{prefix}."): v for k, v in tensors.items()
+                 if k.startswith(f"{prefix}.")}
+        _check_same(path, module.state_dict(), state)
+        states[prefix] = state
+    if len(description["optimizers"]) != len(optimizers):
+        raise ArchiveError(
+            f"{path} holds {len(description['optimizers'])} optimisers, this run has "
+            f"{len(optimizers)}: resume with the settings the run began with"
+        )
+    for prefix, module in modules.items():
+        for key, target in module.state_dict(keep_vars=True).items():
+            copy_whole_(target, states[prefix][key])
+    for index, optimizer in enumerate(optimizers):
+        _load_optimizer(optimizer, f"optimizer.{index}.", description["optimizers"][index], tensors)
+    random_states = {}
+    for name, python in description["random"].items():
+        prefix = f"random.{name}."
+        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        random_states[name] = RandomState(own, python)
+    return Position(**description["position"]), random_states
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor in one piece: shards of FSDP are gathered."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if gather is None else gather().detach()
+
+
+@torch.no_grad()
+def copy_whole_(target: Tensor, value: Tensor) -> None:
+    """Copy a tensor in one piece into a plain or sharded one."""
+    if type(target).__name__ == "DTensor":
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(target, DTensor)
+        value = value.to(target.device)
+        target.copy_(distribute_tensor(value, target.device_mesh, target.placements))
+    else:
+        target.copy_(value)
+
+
+def _load_optimizer(
+    optimizer: Optimizer, prefix: str, described: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for parameter, entries in described["plain"].items():
+        state.setdefault(int(parameter), {}).update(entries)
+    for key, tensor in tensors.items():
+        if key.startswith(prefix):
+            parameter, name = key.removeprefix(prefix).split(".", 1)
+            state.setdefault(int(parameter), {})[name] = tensor
+    parameters = [entry for group in optimizer.param_groups for entry in group["params"]]
+    for index, entries in state.items():
+        owner = parameters[index]
+        for name, value in entries.items():
+            if type(owner).__name__ == "DTensor" and isinstance(value, Tensor) and value.ndim:
+                sharded = torch.zeros_like(owner)
+                copy_whole_(sharded, value)
+                entries[name] = sharded
+    optimizer.load_state_dict({"state": state, "param_groups": described["groups"]})
+
+
+def _check_same(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    missing = sorted(expected.keys() - found.keys())
+    extra = sorted(found.keys() - expected.keys())
+    wrong = [k for k in expected.keys() & found.keys() if expected[k].shape != found[k].shape]
+    if missing or extra or wrong:
+        raise ArchiveError(
+            f"{path} belongs to another model: missing {missing[:3]}, unexpected {extra[:3]}, of "
+            f"another shape {sorted(wrong)[:3]}"
+        )

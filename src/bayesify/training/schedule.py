@@ -1,0 +1,83 @@
+"""Schedules: a number as a function of how far training has come, from 0 to 1.
+
+One kind serves both the weight of the KL (`beta`) and the learning rate. A schedule keeps no
+state, so an interrupted run that resumes is at the same value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from bayesify.registry import Registry
+
+Schedule = Callable[[float], float]
+schedules: Registry[Callable[..., Schedule]] = Registry("schedule")
+
+
+@schedules.register("constant")
+def constant(value: float = 1.0) -> Schedule:
+    """Return one value throughout."""
+    return lambda progress: value
+
+
+@schedules.register("warm_up")
+def warm_up(value: float = 1.0, *, start: float = 0.0, fraction: float = 0.5) -> Schedule:
+    """Rise linearly from 0, beginning at `start` of the run, over `fraction` of it; then stay."""
+    _check_fraction("start", start)
+    _check_fraction("fraction", fraction)
+    if fraction == 0:
+        return lambda progress: value if progress >= start else 0.0
+    return lambda progress: value * min(max((progress - start) / fraction, 0.0), 1.0)
+
+
+@schedules.register("linear")
+def linear(start: float = 0.0, end: float = 1.0) -> Schedule:
+    """Go from `start` to `end` in a straight line."""
+    return lambda progress: start + (end - start) * progress
+
+
+@schedules.register("cosine")
+def cosine(value: float = 1.0, *, end: float = 0.0, warm_up: float = 0.0) -> Schedule:
+    """Rise linearly over `warm_up` of the run, then fall along half a cosine to `end`."""
+    _check_fraction("warm_up", warm_up)
+
+    def at(progress: float) -> float:
+        if progress < warm_up:
+            return value * progress / warm_up
+        rest = (progress - warm_up) / max(1.0 - warm_up, 1e-12)
+        return end + (value - end) * 0.5 * (1.0 + math.cos(math.pi * min(rest, 1.0)))
+
+    return at
+
+
+@schedules.register("cyclic")
+def cyclic(value: float = 1.0, *, num_cycles: int = 4, ramp: float = 0.5) -> Schedule:
+    """Rise linearly over `ramp` of each cycle and stay for its rest (Fu et al., 2019)."""
+    _check_fraction("ramp", ramp)
+    if num_cycles < 1:
+        raise ValueError(f"num_cycles must be at least 1, got {num_cycles}")
+
+    def at(progress: float) -> float:
+        if progress >= 1.0:
+            return value
+        within = progress * num_cycles % 1.0
+        return value if ramp == 0 else value * min(within / ramp, 1.0)
+
+    return at
+
+
+def as_schedule(name: str, value: float | str | Schedule) -> Schedule:
+    """Return a schedule from a number, a registered name, or a schedule."""
+    if callable(value):
+        return value
+    if isinstance(value, str):
+        return schedules[value]()
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value}")
+    return constant(float(value))
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")

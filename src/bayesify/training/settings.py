@@ -1,0 +1,176 @@
+"""Every choice `fit` offers, in one record, checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.registry import unknown
+from bayesify.training.likelihood import Likelihood
+from bayesify.training.schedule import Schedule
+
+OptimizerChoice = str | Callable[[Iterable[Any]], Optimizer]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How to train.
+
+    Attributes:
+        epochs: Passes over the training data.
+        likelihood: What outputs mean: "classification", "regression", a `Likelihood`, or a loss
+            function. None decides by the type of the targets.
+        num_data: Number of training examples, the N in KL / N; None asks the loader's data set.
+        beta: Weight of the KL: a number, the name of a schedule, or a schedule of progress.
+        num_samples: Draws of the weights per step; each is followed by its own backward pass, so
+            memory does not grow with it.
+        optimizer: "adam", "adamw", "sgd", "rmsprop", "adagrad", or a function of parameter groups.
+            It moves means and deterministic weights; scales always have an Adam of their own.
+        learning_rate: Step size of means and deterministic weights.
+        scale_learning_rate: Step size of the scales. Their gradient is divided by N and their
+            parameters live on a log-like axis, so they need a larger one than the means.
+        weight_decay: Decay of means and deterministic weights, never of scales.
+        schedule: Factor on both learning rates: a name or a schedule of progress.
+        clip_norm: Largest norm of the gradient; None does not clip.
+        accumulate: Batches per optimiser step.
+        val_samples: Draws averaged per validation prediction.
+        patience: Epochs without a better validation nll before training stops; the best weights
+            are put back. None never stops early.
+        keep_best: Whether to end on the weights of the best validation epoch.
+        run_dir: Folder for the checkpoint, metrics.csv and log.txt; None writes nothing.
+        resume: Whether to go on from the checkpoint in `run_dir`, if there is one.
+        checkpoint_every: Steps between checkpoints; None writes one after each epoch.
+        tensorboard: Whether to write TensorBoard events to `run_dir`.
+        seed: Seed of every random number generator at the start; None leaves them as they are.
+        progress: Whether to show a progress bar; None shows one in a terminal.
+        compile: Whether to compile the model with torch.compile.
+        precision: Fabric precision, such as "32-true", "bf16-mixed", "16-mixed".
+        accelerator: Fabric accelerator: "auto", "cpu", "cuda", ...
+        devices: Number of devices; "auto" takes one, or what `torchrun` started.
+        strategy: "auto", "ddp", or "fsdp" (FSDP2, sharded parameters).
+    """
+
+    epochs: int
+    likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None = None
+    num_data: float | None = None
+    beta: float | str | Schedule = 1.0
+    num_samples: int = 1
+    optimizer: OptimizerChoice = "adam"
+    learning_rate: float = 1e-3
+    scale_learning_rate: float = 1e-2
+    weight_decay: float = 0.0
+    schedule: str | Schedule = "cosine"
+    clip_norm: float | None = None
+    accumulate: int = 1
+    val_samples: int = 4
+    patience: int | None = None
+    keep_best: bool = False
+    run_dir: str | os.PathLike[str] | None = None
+    resume: bool = False
+    checkpoint_every: int | None = None
+    tensorboard: bool = False
+    seed: int | None = None
+    progress: bool | None = None
+    compile: bool = False
+    precision: str = "32-true"
+    accelerator: str = "auto"
+    devices: int | Literal["auto"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "num_samples", "accumulate", "val_samples"):
+            _check_count(name, getattr(self, name))
+        for name in ("patience", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        for name in ("learning_rate", "scale_learning_rate"):
+            _check_positive(name, getattr(self, name))
+        if self.clip_norm is not None:
+            _check_positive("clip_norm", self.clip_norm)
+        if self.num_data is not None:
+            _check_positive("num_data", self.num_data)
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
+        if self.strategy not in ("auto", "ddp", "fsdp"):
+            raise ValueError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {self.strategy!r}")
+        for name in ("resume", "tensorboard"):
+            if getattr(self, name) and self.run_dir is None:
+                raise ValueError(f"{name}=True needs run_dir, the folder of the run")
+
+    @property
+    def run_path(self) -> Path | None:
+        """The run folder as a path."""
+        return None if self.run_dir is None else Path(self.run_dir)
+
+
+class FitOptions(TypedDict, total=False):
+    """The fields of `FitSettings` other than `epochs`, as keywords of `fit`."""
+
+    likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None
+    num_data: float | None
+    beta: float | str | Schedule
+    num_samples: int
+    optimizer: OptimizerChoice
+    learning_rate: float
+    scale_learning_rate: float
+    weight_decay: float
+    schedule: str | Schedule
+    clip_norm: float | None
+    accumulate: int
+    val_samples: int
+    patience: int | None
+    keep_best: bool
+    run_dir: str | os.PathLike[str] | None
+    resume: bool
+    checkpoint_every: int | None
+    tensorboard: bool
+    seed: int | None
+    progress: bool | None
+    compile: bool
+    precision: str
+    accelerator: str
+    devices: int | Literal["auto"]
+    strategy: Literal["auto", "ddp", "fsdp"]
+
+
+def fit_settings(epochs: int, options: FitOptions) -> FitSettings:
+    """Return checked settings; an unknown keyword is named with the closest known one."""
+    known = [field.name for field in dataclasses.fields(FitSettings)]
+    for name in options:
+        if name not in known:
+            raise TypeError(unknown("option of fit", name, known))
+    return FitSettings(epochs=epochs, **options)
+
+
+def num_examples(loader: Any, settings: FitSettings) -> float:
+    """Return N for KL / N: what the user said, or the length of the loader's data set."""
+    if settings.num_data is not None:
+        return settings.num_data
+    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        try:
+            if count := len(source):  # pyright: ignore[reportArgumentType]
+                return count
+        except TypeError:
+            continue
+    raise ValueError(
+        "num_data must be given: the training loader's data set has no length, and the weight of "
+        "the KL is never guessed"
+    )
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -1,0 +1,3 @@
+"""The version of the library, which every file it writes carries."""
+
+__version__ = "0.1.0"

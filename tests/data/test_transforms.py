@@ -1,0 +1,140 @@
+import pickle
+
+import pytest
+import torch
+
+from bayesify.data import CropAndFlip, Normalise
+
+
+def test_normalise_uint8_equals_the_formula():
+    images = torch.arange(2 * 3 * 4 * 4).remainder(256).to(torch.uint8).view(2, 3, 4, 4)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    expected = torch.stack(
+        [(images[:, c].double() / 255 - mean[c]) / std[c] for c in range(3)], dim=1
+    )
+    result = Normalise(mean, std)(images)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_normalise_floats_are_not_scaled_and_not_changed_in_place():
+    images = torch.rand(5, 1, 8, 8)
+    before = images.clone()
+    torch.testing.assert_close(Normalise((0.5,), (2.0,))(images), (before - 0.5) / 2.0)
+    assert torch.equal(images, before)
+
+
+def test_normalise_takes_rows_of_features():
+    rows = torch.tensor([[1.0, 10.0], [3.0, 30.0]])
+    expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
+    torch.testing.assert_close(Normalise((2.0, 20.0), (1.0, 10.0))(rows), expected)
+
+
+def test_normalise_bfloat16_gives_float32():
+    assert Normalise((0.0,), (1.0,))(torch.ones(1, 1, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_normalise_takes_an_empty_batch():
+    assert Normalise((0.5,), (1.0,))(torch.zeros(0, 1, 4, 4, dtype=torch.uint8)).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5,), (0.5, 0.5), "one value per channel each, got 1 and 2"),
+        ((), (), "got 0 and 0"),
+        ((0.5,), (0.0,), r"std must be positive in every channel, got \(0.0,\)"),
+    ],
+)
+def test_normalise_refuses_wrong_statistics(mean, std, message):
+    with pytest.raises(ValueError, match=message):
+        Normalise(mean, std)
+
+
+def test_normalise_refuses_another_number_of_channels():
+    with pytest.raises(ValueError, match=r"\(batch, 3, ...\) .* got \(2, 1, 4, 4\)"):
+        Normalise((0.0,) * 3, (1.0,) * 3)(torch.zeros(2, 1, 4, 4))
+
+
+def every_crop(image, padding):
+    """Return all crops of an image and of its mirror image, made the slow way."""
+    height, width = image.shape[1:]
+    crops = []
+    padded = torch.nn.functional.pad(image, (padding,) * 4)
+    for top in range(2 * padding + 1):
+        for left in range(2 * padding + 1):
+            crop = padded[:, top : top + height, left : left + width]
+            crops += [crop, crop.flip(2)]
+    return torch.stack(crops)
+
+
+def test_crop_and_flip_gives_every_crop_and_nothing_else():
+    image = torch.arange(1, 2 * 5 * 6 + 1, dtype=torch.uint8).view(2, 5, 6)
+    augment = CropAndFlip(padding=1, generator=torch.Generator().manual_seed(0))
+    result = augment(image.expand(600, -1, -1, -1))
+    assert result.shape == (600, 2, 5, 6)
+    assert result.dtype == torch.uint8
+    crops = every_crop(image, 1)
+    matches = (result[:, None] == crops[None]).flatten(2).all(2)
+    assert torch.equal(matches.sum(1), torch.ones(600, dtype=torch.int64))
+    # 18 crops, 600 draws: a fair draw misses one with probability 18 * (17/18)^600 < 1e-13.
+    assert matches.any(0).all()
+
+
+def test_crop_and_flip_mirrors_as_often_as_it_is_told():
+    image = torch.arange(4, dtype=torch.uint8).view(1, 1, 1, 4).expand(10_000, -1, -1, -1)
+    augment = CropAndFlip(0, 0.25, generator=torch.Generator().manual_seed(0))
+    share = (augment(image)[:, 0, 0, 0] == 3).double().mean().item()
+    # Four standard errors of a share of 1/4 in 10,000 draws.
+    assert share == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 10_000) ** 0.5)
+
+
+def test_crop_and_flip_is_fixed_by_its_generator():
+    images = torch.rand(16, 3, 8, 8)
+    first, again, other = (
+        CropAndFlip(generator=torch.Generator().manual_seed(seed))(images) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_crop_and_flip_without_generator_follows_the_global_seed():
+    images = torch.rand(16, 3, 8, 8)
+    torch.manual_seed(3)
+    first, second = CropAndFlip()(images), CropAndFlip()(images)
+    torch.manual_seed(3)
+    assert torch.equal(CropAndFlip()(images), first)
+    assert not torch.equal(first, second)
+
+
+def test_crop_and_flip_can_do_nothing():
+    images = torch.rand(3, 2, 5, 5)
+    assert torch.equal(CropAndFlip(padding=0, flip_probability=0.0)(images), images)
+
+
+def test_crop_and_flip_takes_an_empty_batch():
+    assert CropAndFlip()(torch.zeros(0, 3, 8, 8)).shape == (0, 3, 8, 8)
+
+
+def test_crop_and_flip_pickles_with_the_state_of_its_generator():
+    augment = CropAndFlip(generator=torch.Generator().manual_seed(5))
+    copy = pickle.loads(pickle.dumps(augment))
+    images = torch.rand(4, 1, 8, 8)
+    assert torch.equal(augment(images), copy(images))
+
+
+def test_crop_and_flip_refuses_what_is_not_an_image():
+    with pytest.raises(ValueError, match=r"\(batch, channels, height, width\) .* got \(4, 7\)"):
+        CropAndFlip()(torch.zeros(4, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding": -1}, "padding must be 0 or more pixels, got -1"),
+        ({"flip_probability": 1.5}, r"flip_probability must lie in \[0, 1\], got 1.5"),
+    ],
+)
+def test_crop_and_flip_refuses_wrong_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        CropAndFlip(**options)

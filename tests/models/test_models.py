@@ -1,0 +1,72 @@
+"""What every registered model must do."""
+
+import pytest
+import torch
+
+from bayesify.models import models
+
+INPUT_SHAPES = {
+    "mlp": (1, 28, 28),
+    "lenet_300_100": (1, 28, 28),
+    "lenet_5": (1, 28, 28),
+}
+PHOTOGRAPH = (3, 32, 32)
+EXPECTED = {
+    "cifar_resnet",
+    "lenet_300_100",
+    "lenet_5",
+    "mlp",
+    "resnet_18",
+    "resnet_20",
+    "resnet_56",
+}
+
+
+def test_models_lists_every_model():
+    assert set(models) >= EXPECTED
+
+
+@pytest.mark.parametrize("name", list(models))
+def test_model_without_arguments_returns_ten_logits(name):
+    torch.manual_seed(0)
+    model = models[name]()
+    logits = model(torch.randn(2, *INPUT_SHAPES.get(name, PHOTOGRAPH)))
+    assert logits.shape == (2, 10)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", list(models))
+def test_model_takes_an_empty_batch(name):
+    model = models[name]().eval()
+    assert model(torch.zeros(0, *INPUT_SHAPES.get(name, PHOTOGRAPH))).shape == (0, 10)
+
+
+@pytest.mark.parametrize("name", list(models))
+def test_model_sends_a_gradient_to_every_parameter(name):
+    torch.manual_seed(0)
+    model = models[name]()
+    # Shifted inputs, because channels of zero mean can leave a bias without a gradient.
+    logits = model(torch.rand(4, *INPUT_SHAPES.get(name, PHOTOGRAPH)))
+    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    without = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.abs().sum() > 0
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", list(models))
+def test_model_treats_each_input_alone_in_evaluation(name):
+    torch.manual_seed(0)
+    model = models[name]().eval()
+    inputs = torch.randn(3, *INPUT_SHAPES.get(name, PHOTOGRAPH))
+    with torch.inference_mode():
+        alone = torch.cat([model(row) for row in inputs.split(1)])
+        # Batches of different sizes may sum in another order: some hundred float32 roundings.
+        torch.testing.assert_close(model(inputs), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_models_unknown_name_suggests_the_closest():
+    with pytest.raises(LookupError, match=r"unknown model 'lenet5'\. Did you mean 'lenet_5'\?"):
+        models["lenet5"]
