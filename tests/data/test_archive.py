@@ -38,7 +38,7 @@ def test_extract_writes_the_named_members_only(tmp_path, content, mode):
 
 
 def test_extract_ignores_members_that_point_outside(tmp_path, content):
-    archive = write_archive(tmp_path / "a.tar.gz", {"../evil": b"x", "/tmp/evil": b"x", **content})
+    archive = write_archive(tmp_path / "a.tar.gz", {"../evil": b"x", "/evil": b"x", **content})
     extract(archive, MEMBERS, tmp_path / "out")
     assert names_in(tmp_path / "out") == list(MEMBERS)
     assert not (tmp_path / "evil").exists()

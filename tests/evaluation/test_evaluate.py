@@ -4,18 +4,22 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify.evaluation import Evaluation, metrics
+from bayesify.conversion import convert
+from bayesify.evaluation import Evaluation, evaluate, metrics
 from bayesify.evaluation.evaluate import summarise
 from bayesify.evaluation.metric import Metric, metrics_for
 from bayesify.evaluation.standard_metrics import DEFAULT_METRICS
+from bayesify.methods import MeanField
 from bayesify.prediction.predictive import (
     ClassificationAccumulator,
     CustomPredictive,
     Predictive,
     RegressionPredictive,
 )
+from bayesify.training import fit
 
 MEASURES = ["auroc", "aupr", "fpr95"]
 
@@ -166,6 +170,50 @@ def test_metric_of_another_task_stops_at_the_first_batch():
 
     with pytest.raises(ValueError, match="'rmse' is defined for regression, got a classification"):
         summarise(once(), metrics=["rmse"])
+
+
+def test_half_read_batches_are_closed_after_an_error():
+    closed = []
+
+    def batches():
+        try:
+            yield example("classification")
+            yield example("classification")
+        finally:
+            closed.append(True)
+
+    pairs = batches()  # held here, so that only an explicit close can end it
+    with pytest.raises(ValueError, match="'rmse' is defined for regression"):
+        summarise(pairs, metrics=["rmse"])
+    assert closed == [True]
+
+
+def fitted(outputs: int, likelihood: str, targets: Tensor) -> tuple[nn.Module, DataLoader]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, outputs))
+    model = convert(net, MeanField())
+    inputs = torch.randn(len(targets), 2)
+    data = TensorDataset(inputs, targets)
+    fit(model, DataLoader(data, 16), epochs=1, likelihood=likelihood)
+    return model, DataLoader(data, 16)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_evaluate_scores_a_fitted_model(task):
+    targets = (
+        torch.arange(40) % 3 if task == "classification" else torch.linspace(-1, 1, 40)[:, None]
+    )
+    model, loader = fitted(3 if task == "classification" else 1, task, targets)
+    other = DataLoader(TensorDataset(9 * torch.randn(10, 2)), 5)
+    model.train()
+    found = evaluate(model, loader, ood={"far": other}, num_samples=6, progress=False)
+    assert tuple(found) == DEFAULT_METRICS[task]
+    assert found.num_examples == 40
+    assert found.num_samples == 6
+    assert "6" in found.made_by
+    assert 0.0 <= found.ood["far"]["auroc"] <= 1.0
+    assert model.training
+    assert list(evaluate(model, loader, metrics=["nll"], by="mean", progress=False)) == ["nll"]
 
 
 def test_unusable_batches_are_named():

@@ -79,7 +79,7 @@ def revert(model: Model) -> Model:
     for module in list(twin.modules()):
         if is_bayesian(module):
             _restore(module)
-    twin.__dict__.pop(_ATTRIBUTE, None)
+        module.__dict__.pop(_ATTRIBUTE, None)
     return twin
 
 
@@ -125,6 +125,9 @@ def _take_over(module: nn.Module, sites: dict[str, nn.Module], *, is_root: bool)
     for name, posterior in sites.items():
         del module._parameters[name]
         module._modules[name + SUFFIX] = posterior
+    if sites:
+        # A recurrent layer's own list of its plain weights would stay in memory and in copies.
+        module.__dict__.pop("_flat_weights", None)
     module.__class__ = bayesian_class(type(module), tuple(sorted(sites)), is_root)
 
 
@@ -145,8 +148,9 @@ def _restore(module: nn.Module) -> None:
 def _plain_parameter(posterior: Any) -> nn.Parameter:
     # Tied owners share one posterior and must share one parameter again.
     if "_plain" not in posterior.__dict__:
-        mean = posterior.dense_mean().detach().clone()
-        posterior.__dict__["_plain"] = nn.Parameter(mean)
+        mean = posterior.dense_mean()
+        plain = nn.Parameter(mean.detach().clone(), requires_grad=mean.requires_grad)
+        posterior.__dict__["_plain"] = plain
     return posterior.__dict__["_plain"]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bayesify.conversion.posterior import posteriors
+from bayesify.conversion.posterior import Posterior, posteriors
+from bayesify.distributions import Family, Prior, divergence
 from bayesify.types import device_of
 
 
@@ -15,10 +16,36 @@ def kl(model: nn.Module) -> Tensor:
     Tied weights count once. A model without a posterior has KL 0. Divide by the number of
     training examples where the likelihood is a mean over examples; `elbo_loss` does.
     """
-    terms = [site.kl() for site in posteriors(model) if site.num_random]
-    if not terms:
+    sites = [site for site in posteriors(model) if site.num_random]
+    if not sites:
         return torch.zeros((), device=device_of(model))
-    return torch.stack([_whole(term) for term in terms]).sum()
+    alike, terms = _grouped(sites)
+    for (family, prior, *_), members in alike.items():
+        # One pass over all sites that share a family and a prior: a few kernels, not a few each.
+        parameters = {
+            name: torch.cat([member[name].flatten() for member in members])
+            for name in family.parameter_names
+        }
+        terms.append(divergence(family, parameters, prior))
+    return torch.stack(terms).sum()
+
+
+Group = tuple[Family, Prior, torch.dtype, torch.device]
+
+
+def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]]], list[Tensor]]:
+    """Return the parameters of sites that can be taken together, and the KL of the others."""
+    alike: dict[Group, list[dict[str, Tensor]]] = {}
+    alone: list[Tensor] = []
+    for site in sites:
+        parameters = site.random_parameters()
+        first = parameters[site.family.parameter_names[0]]
+        if site.is_tied_scale or not site.family.is_elementwise or hasattr(first, "full_tensor"):
+            alone.append(_whole(site.kl()))
+        else:
+            key = (site.family, site.prior, first.dtype, first.device)
+            alike.setdefault(key, []).append(parameters)
+    return alike, alone
 
 
 def _whole(term: Tensor) -> Tensor:

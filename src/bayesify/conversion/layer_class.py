@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.local import FunctionalForm, functional_form, local_forward
 from bayesify.conversion.posterior import Posterior, posteriors
-from bayesify.conversion.scope import hold_draw, release_draw
+from bayesify.conversion.scope import hold_draw, not_held, release_draw, remember_draw
 
 SUFFIX = "_posterior"
 
@@ -28,7 +28,7 @@ def bayesian_class(base: type[nn.Module], names: tuple[str, ...], is_root: bool)
     if "weight" in names and form is not None:
         namespace["forward"] = _local_or_plain(base, form)
     if issubclass(base, nn.RNNBase) and names:
-        namespace |= _recurrent(base)
+        namespace |= _recurrent()
     kind = _subclass(base, namespace, (base, names, False))
     return _subclass(kind, {"forward": _one_draw(kind)}, (base, names, True)) if is_root else kind
 
@@ -82,9 +82,12 @@ def _local_or_plain(base: type[nn.Module], form: FunctionalForm) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight = cast(Posterior, self._modules["weight" + SUFFIX])
-        if weight.how != "local" or weight.num_random == 0:
+        if weight.way() != "local" or weight.num_random == 0:
             return base.forward(self, input, *args, **kwargs)
-        bias = posterior_of(self, "bias") or self._parameters.get("bias")
+        bias = posterior_of(self, "bias")
+        if bias is None or bias.way() != "local":
+            # Also a bias that another layer shares, which has to be one draw for both.
+            bias = cast("Tensor | None", getattr(self, "bias", None))
         return local_forward(form, self, weight, bias, input, *args, **kwargs)
 
     return forward
@@ -93,16 +96,20 @@ def _local_or_plain(base: type[nn.Module], form: FunctionalForm) -> Any:
 def _one_draw(base: type[nn.Module]) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        entered = hold_draw(posteriors(self))
+        sites = posteriors(self)
+        entered = not_held(sites)
         try:
-            return base.forward(self, *args, **kwargs)
+            hold_draw(entered)
+            output = base.forward(self, *args, **kwargs)
+            remember_draw(sites, entered, output)
+            return output
         finally:
             release_draw(entered)
 
     return forward
 
 
-def _recurrent(base: type[nn.RNNBase]) -> dict[str, Any]:
+def _recurrent() -> dict[str, Any]:
     # Recurrent layers keep a list of their weights: it must follow the draw, and there is no
     # longer one block of memory to flatten them into.
     def read(self: nn.RNNBase) -> list[Tensor]:

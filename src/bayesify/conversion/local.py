@@ -32,6 +32,7 @@ functional_forms: TypeRegistry[FunctionalForm] = TypeRegistry("functional form")
 
 @functional_forms.register(nn.Linear)
 def _linear(layer: nn.Linear, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    del layer
     return F.linear(inputs, weight, bias)
 
 
@@ -65,7 +66,9 @@ functional_forms.register(nn.ConvTranspose3d)(_transposed(3, F.conv_transpose3d)
 
 @functional_forms.register(nn.Embedding)
 def _embedding(layer: nn.Embedding, inputs: Tensor, weight: Tensor, bias: None) -> Tensor:
-    return F.embedding(inputs, weight, layer.padding_idx)
+    del bias
+    by_frequency = layer.scale_grad_by_freq
+    return F.embedding(inputs, weight, layer.padding_idx, scale_grad_by_freq=by_frequency)
 
 
 def functional_form(kind: type[nn.Module]) -> FunctionalForm | None:
@@ -75,9 +78,13 @@ def functional_form(kind: type[nn.Module]) -> FunctionalForm | None:
     """
     registered = {key for (key,) in functional_forms}
     known = next((ancestor for ancestor in kind.__mro__ if ancestor in registered), None)
-    if known is None or kind.forward is not known.forward:
+    if known is None or any(_differs(kind, known, name) for name in ("forward", "_conv_forward")):
         return None
     return functional_forms.find(known)
+
+
+def _differs(kind: type, known: type, name: str) -> bool:
+    return getattr(kind, name, None) is not getattr(known, name, None)
 
 
 def local_forward(
@@ -87,26 +94,32 @@ def local_forward(
     bias: Posterior | Tensor | None,
     inputs: Tensor,
     *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     """Return form(x, W, b) + sqrt(form(x², Var W, Var b)) · noise."""
-    bias_mean = bias.dense_mean() if isinstance(bias, Posterior) else bias
-    bias_variance = bias.dense_variance() if isinstance(bias, Posterior) else None
-    mean = form(layer, inputs, weight.dense_mean(), bias_mean, *args)
-    # An embedding's inputs are indices: it selects rows, and rows of the variance likewise.
-    squares = inputs.square() if inputs.is_floating_point() else inputs
-    if torch.is_autocast_enabled(mean.device.type) and mean.dtype == torch.float16:
+    is_random = isinstance(bias, Posterior)
+    bias_mean = bias.dense_mean() if is_random else bias
+    mean = form(layer, inputs, weight.dense_mean(), bias_mean, *args, **kwargs)
+    spread = weight.dense_variance()
+    bias_spread = bias.dense_variance() if is_random else None
+    if mean.dtype == torch.float16:
         # Squares leave the range of float16; bfloat16 keeps it and 0.4 % of the variance.
         with torch.autocast(mean.device.type, enabled=False):
-            squares = squares.float() if squares.is_floating_point() else squares
-            variance = form(layer, squares, weight.dense_variance(), bias_variance, *args)
+            squares = _square(inputs, torch.float32)
+            variance = form(layer, squares, spread, bias_spread, *args, **kwargs)
     else:
-        spread = weight.dense_variance()
         if not torch.is_autocast_enabled(mean.device.type):
             spread = spread.to(mean.dtype)
-            bias_variance = None if bias_variance is None else bias_variance.to(mean.dtype)
-        variance = form(layer, squares, spread, bias_variance, *args)
+            bias_spread = None if bias_spread is None else bias_spread.to(mean.dtype)
+        squares = _square(inputs, inputs.dtype)
+        variance = form(layer, squares, spread, bias_spread, *args, **kwargs)
     std = variance.to(_noise_type(mean)).clamp_min(_LEAST_VARIANCE).sqrt()
     return mean + (std * torch.randn_like(std)).to(mean.dtype)
+
+
+def _square(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    # An embedding's inputs are indices: it selects rows, and rows of the variance likewise.
+    return inputs.to(dtype).square() if inputs.is_floating_point() else inputs
 
 
 def _noise_type(mean: Tensor) -> torch.dtype:

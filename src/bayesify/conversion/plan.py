@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import is_lazy
 
 from bayesify.conversion.local import functional_form
 from bayesify.conversion.posterior import Posterior, posteriors
@@ -103,7 +105,7 @@ def make_plan(model: nn.Module, selection: Selection, choices: Choices) -> Plan:
         reasons = _obstacles(candidate)
         prior = None
         try:
-            prior = choices.prior(candidate.path, tuple(candidate.tensor.shape))
+            prior = choices.prior(candidate.path, candidate.shape)
         except Exception as error:  # the user's own function: whatever it raises is the reason
             reasons.append(f"the prior could not be made: {type(error).__name__}: {error}")
         if prior is not None and (problem := divergence_problem(choices.family, prior)):
@@ -115,13 +117,13 @@ def make_plan(model: nn.Module, selection: Selection, choices: Choices) -> Plan:
         failures.append(("model", "nothing to make Bayesian: no tensor was selected"))
     if failures:
         raise ConversionError(failures)
-    skipped = (Skip(c.path, tuple(c.tensor.shape), reason) for c, reason in selection.skipped)
+    skipped = (Skip(c.path, c.shape, reason) for c, reason in selection.skipped)
     return Plan(tuple(sites), tuple(skipped))
 
 
 def _obstacles(candidate: Candidate) -> list[str]:
-    tensor, module = candidate.tensor, candidate.module
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    tensor = candidate.tensor
+    if is_lazy(tensor):
         return ["its shape is not known yet: run the model once on an example first"]
     reasons = []
     if not tensor.is_floating_point():
@@ -130,12 +132,23 @@ def _obstacles(candidate: Candidate) -> list[str]:
         reasons.append("it is on the meta device: load its weights first")
     elif not bool(torch.isfinite(tensor).all()):
         reasons.append("it holds NaN or infinite values: start from finite weights")
-    if isinstance(module, nn.Sequential):
-        reasons.append("a Sequential calls everything it holds: move its own parameter elsewhere")
+    if any("parametrizations" in path.split(".") for path in candidate.paths):
+        reasons.append(
+            "it is parametrised already: remove the parametrisation, or leave it out of where"
+        )
+        return reasons
+    for module, _ in candidate.owners:
+        reasons += _obstacles_of_owner(module)
+    return reasons
+
+
+def _obstacles_of_owner(module: nn.Module) -> list[str]:
+    reasons = []
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        kind = type(module).__name__
+        reasons.append(f"a {kind} takes all it holds for layers: move its own parameter elsewhere")
     if isinstance(module, torch.jit.ScriptModule):
         reasons.append("its module is scripted: convert the original module instead")
-    if "parametrizations" in candidate.path.split("."):
-        reasons.append("it is parametrised already: remove the parametrisation first")
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         if module.max_norm is not None:
             reasons.append("max_norm rewrites the table in every forward: set it to None")
@@ -147,27 +160,25 @@ def _obstacles(candidate: Candidate) -> list[str]:
 def _site(
     candidate: Candidate, choices: Choices, prior: Prior, read_by_parent: set[nn.Module]
 ) -> Site:
-    tensor, module = candidate.tensor, candidate.module
+    module = candidate.module
     # Several places that use one tensor must share its draw, so it has to be drawn.
     can_be_local = (
         isinstance(choices.family, Normal)
         and len(candidate.paths) == 1
+        and candidate.name in ("weight", "bias")
         and functional_form(type(module)) is not None
         and module not in read_by_parent
     )
+    padding = _padding_row(candidate)
     std = choices.initial_std
-    if std is None:
-        # A tenth of the weights' own size: every layer starts at the same signal to noise.
-        std = 0.1 * float(tensor.detach().float().square().mean().sqrt()) or 1e-3
-    padding = getattr(module, "padding_idx", None) if candidate.name == "weight" else None
     return Site(
         path=candidate.path,
         paths=candidate.paths,
-        shape=tuple(tensor.shape),
+        shape=candidate.shape,
         module=type(module).__name__,
         family=choices.family,
         prior=prior,
-        initial_std=std,
+        initial_std=_tenth_of_size(candidate.tensor) if std is None else std,
         scale_shape=_scale_shape(candidate, "weight" if padding is not None else choices.scale),
         how="local" if choices.how == "local" and can_be_local else "sample",
         can_be_local=can_be_local,
@@ -175,8 +186,19 @@ def _site(
     )
 
 
+def _tenth_of_size(tensor: torch.Tensor) -> float:
+    # Every layer starts at the same signal to noise; in float64, whose squares never overflow.
+    norm = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return 0.1 * float(norm) / math.sqrt(max(tensor.numel(), 1)) or 1e-3
+
+
+def _padding_row(candidate: Candidate) -> int | None:
+    tables = [m for m, _ in candidate.owners if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    return next((m.padding_idx for m in tables if m.padding_idx is not None), None)
+
+
 def _scale_shape(candidate: Candidate, scale: Scale) -> tuple[int, ...]:
-    shape = tuple(candidate.tensor.shape)
+    shape = candidate.shape
     if scale == "weight" or len(shape) < 2:
         return shape
     out_axis = 1 if isinstance(candidate.module, _ConvTransposeNd) else 0

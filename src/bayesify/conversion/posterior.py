@@ -9,44 +9,28 @@ while a layer's forward uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
+from bayesify.conversion.recall import (
+    Drawn,
+    Pass,
+    draw_to_repeat,
+    generator_state,
+    is_recomputing,
+    repeat,
+)
 from bayesify.distributions import Family, Prior, divergence
+
+Read = TypeVar("Read")
 
 How = Literal["sample", "local", "mean"]
 """How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
-
-
-@dataclass
-class Backward:
-    """Whether the backward pass of one forward has begun, shared by all its draws."""
-
-    has_begun: bool = False
-
-
-@dataclass(frozen=True)
-class KeptDraw:
-    """The last forward's draw, for a gradient checkpoint that calls its layer again."""
-
-    draw: Tensor
-    backward: Backward
-    is_ambiguous: bool
-
-    def recall(self) -> Tensor:
-        """Return the draw, unless another forward's backward may be the one that asks."""
-        if self.is_ambiguous:
-            raise RuntimeError(
-                "a gradient checkpoint recomputes a layer, but two forward passes were made with "
-                "gradients before this backward pass, so the draw to recompute with is unknown. "
-                "Call backward after every forward (gradients accumulate), and run forwards that "
-                "need no gradient under torch.no_grad()"
-            )
-        return self.draw
 
 
 class Posterior(nn.Module):
@@ -97,10 +81,14 @@ class Posterior(nn.Module):
         self.register_buffer("random_index", random_index)
         # Whether the layer around this tensor has a rule for local reparameterisation.
         self.can_be_local = False
-        # What follows lives only inside one forward pass (see conversion/scope.py).
+        # What follows lives only inside one forward pass (see conversion/scope.py) ...
         self._held = False
         self._draw: Tensor | None = None
-        self._kept: KeptDraw | None = None
+        self._pass: Pass | None = None
+        self._state: Tensor | None = None
+        # ... or until the backward passes after it (see conversion/recall.py).
+        self._records: list[Drawn] = []
+        self._was_read_alone = False
 
     @property
     def num_live(self) -> int:
@@ -131,10 +119,7 @@ class Posterior(nn.Module):
 
     def dense_mean(self) -> Tensor:
         """Return the mean of the whole tensor."""
-        if self.random_index is None:
-            return self._dense(self.family.mean(self.random_parameters()))
-        mean = self.family.mean(self.random_parameters()).to(self._location.dtype)
-        return self._dense(self._location.flatten().index_copy(0, self.random_index, mean))
+        return self._dense(self._live_mean())
 
     def dense_variance(self) -> Tensor:
         """Return the variance of the whole tensor, in float32 or better; 0 where not random."""
@@ -149,32 +134,85 @@ class Posterior(nn.Module):
 
     def sample(self) -> Tensor:
         """Draw the whole tensor afresh, in float32 or better, then cast to the stored type."""
-        parameters = self.random_parameters()
-        deviation = self.family.deviation(parameters)
+        deviation = self.family.deviation(self.random_parameters())
+        mean = self._live_mean()
         if self.random_index is None:
-            mean = self.family.mean(parameters)
             return self._dense((mean + deviation).to(mean.dtype))
         # One pass over the random entries only: the others are read as they are.
-        mean = self.dense_mean() if self.index is None else self._location
-        flat = mean.flatten()
-        drawn = flat.to(deviation.dtype).index_add(0, self.random_index, deviation)
-        return self._dense(drawn.to(flat.dtype))
+        drawn = mean.to(deviation.dtype).index_add(0, self.random_index, deviation)
+        return self._dense(drawn.to(mean.dtype))
 
     def value(self) -> Tensor:
         """Return what a layer reads now: the mean, this forward's draw, or a fresh draw."""
-        if self.how == "mean" or self.num_random == 0:
+        if torch.compiler.is_compiling() and self._is_repeated():
+            return self._eagerly(self.value)
+        drawn = self._to_repeat()
+        if (drawn or self).how == "mean" or self.num_random == 0:
             return self.dense_mean()
-        if self._held:
-            if self._draw is None:
-                self._draw = self.sample()
-            return self._draw
-        if self._kept is not None and _is_recomputing():
-            return self._kept.recall()
+        if drawn is not None:
+            return self._draw_again(drawn)
+        if not self._held:
+            return self._lone_draw()
+        if self._draw is None:
+            self._draw = self._first_draw()
+        return self._draw
+
+    def way(self) -> str:
+        """Return how randomness travels now, or did in the forward a checkpoint repeats."""
+        if torch.compiler.is_compiling() and self._is_repeated():
+            return self._eagerly(self.way)
+        return (self._to_repeat() or self).how
+
+    def remember(self) -> None:
+        """Note how this forward read the tensor, for a checkpoint that has to repeat it."""
+        if self._pass is not None:
+            drawn = Drawn(weakref.ref(self._pass), self.how, self._state)
+            self._records = [*(record for record in self._records if record.is_alive), drawn]
+            self._was_read_alone = False
+
+    def _is_repeated(self) -> bool:
+        return not self._held and len(self._records) > 0 and is_recomputing()
+
+    @_disable_dynamo
+    def _eagerly(self, read: Callable[[], Read]) -> Read:
+        return read()
+
+    def _to_repeat(self) -> Drawn | None:
+        if not self._is_repeated():
+            return None
+        return draw_to_repeat(self._records, was_read_alone=self._was_read_alone)
+
+    def _first_draw(self) -> Tensor:
+        if self._pass is None:
+            return self.sample()
+        self._state = generator_state(self._location.device)
+        # A reentrant checkpoint calls its layers without gradients: later reads need them.
+        with torch.enable_grad():
+            return self.sample()
+
+    def _lone_draw(self) -> Tensor:
+        if torch.is_grad_enabled() and self._records and not is_recomputing():
+            self._was_read_alone = True
         return self.sample()
+
+    def _draw_again(self, drawn: Drawn) -> Tensor:
+        if drawn.state is None:
+            raise RuntimeError(
+                "a gradient checkpoint calls a layer again, but the state of the random generator "
+                "at its draw is unknown: do not use a checkpoint while a CUDA graph is captured"
+            )
+        return repeat(self.sample, drawn.state, self._location.device)
 
     @property
     def _location(self) -> Tensor:
         return getattr(self, self.family.parameter_names[0])
+
+    def _live_mean(self) -> Tensor:
+        mean = self.family.mean(self.random_parameters())
+        if self.random_index is None:
+            return mean
+        location = self._location.flatten()
+        return location.index_copy(0, self.random_index, mean.to(location.dtype))
 
     def _dense(self, values: Tensor) -> Tensor:
         if self.index is None:
@@ -184,17 +222,13 @@ class Posterior(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
-        return {**self.__dict__, "_held": False, "_draw": None, "_kept": None}
+        forgotten = {"_held": False, "_draw": None, "_pass": None, "_state": None, "_records": []}
+        return {**self.__dict__, **forgotten}
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows of this posterior."""
-        shape = "×".join(map(str, self.shape))
+        shape = "x".join(map(str, self.shape))
         return f"{shape}, {self.family.name}, {self.num_random} of {self.shape.numel()} random"
-
-
-def _is_recomputing() -> bool:
-    """Whether this runs inside a backward pass, where only a checkpoint calls a layer."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def posteriors(model: nn.Module) -> list[Posterior]:

@@ -11,14 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-
-How = Literal["sample", "local", "mean"]
-"""How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
 
 
 class Pass:
@@ -48,7 +45,7 @@ class Drawn:
     """How one tensor was read in one forward pass."""
 
     made_in: weakref.ref[Pass]
-    how: How
+    how: str
     state: Tensor | None
 
     @property
@@ -70,19 +67,33 @@ class Drawn:
 
 
 def is_recomputing() -> bool:
-    """Whether this runs inside a backward pass, where only a checkpoint calls a layer."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    """Whether this runs inside a backward pass, where only a checkpoint calls a layer.
+
+    Compiled code keeps the answer of the time it was compiled: a checkpoint calls a compiled
+    layer again without the draw the forward held, so it is compiled anew.
+    """
+    return torch._C._current_graph_task_id() != -1
 
 
-def draw_to_repeat(records: Sequence[Drawn]) -> Drawn | None:
+# What torch.compiler.assume_constant_result does, without importing the compiler.
+vars(is_recomputing)["_dynamo_marked_constant"] = True
+
+
+def draw_to_repeat(records: Sequence[Drawn], *, was_read_alone: bool) -> Drawn | None:
     """Return how the forward that is differentiated now read a tensor, None where it did not.
+
+    Args:
+        records: How earlier forwards read the tensor, the latest last.
+        was_read_alone: Whether its latest read was a layer called by itself.
 
     Raises:
         RuntimeError: Two forwards with different draws are differentiated together.
     """
     alive = [record for record in records if record.is_alive]
-    # No forward runs when only an inner tensor is differentiated: then the one there is counts.
-    known = [record for record in alive if record.is_running] or alive or list(records[-1:])
+    known = [record for record in alive if record.is_running]
+    if not known and not was_read_alone:
+        # No forward is seen to run where only an inner tensor, no output, is differentiated.
+        known = alive or list(records[-1:])
     if not all(record.is_same_draw(known[-1]) for record in known):
         raise RuntimeError(
             "a gradient checkpoint calls a layer again, but this backward pass goes through two "

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 Predicate = Callable[[str, nn.Module, Tensor], bool]
 Where = str | type[nn.Module] | Predicate | Sequence[Any]
@@ -29,6 +30,11 @@ class Candidate:
     owners: tuple[tuple[nn.Module, str], ...]
     paths: tuple[str, ...]
     tensor: nn.Parameter
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape; empty while a lazy layer has none yet."""
+        return () if is_lazy(self.tensor) else tuple(self.tensor.shape)
 
     @property
     def module(self) -> nn.Module:
@@ -77,7 +83,7 @@ def select(model: nn.Module, where: Where, *, biases: bool = False) -> Selection
         TypeError: A selector is of no known kind.
     """
     everything = candidates(model)
-    rules = [_rule(entry, everything) for entry in _flatten(where)]
+    rules = [_rule(entry, model, everything) for entry in _flatten(where)]
     matched = [False] * len(rules)
     chosen: list[Candidate] = []
     skipped: list[tuple[Candidate, str]] = []
@@ -111,6 +117,10 @@ def reason_to_skip(candidate: Candidate, *, biases: bool) -> str | None:
         return "parameter of a norm layer"
     if not tensor.is_floating_point():
         return f"not a real floating-point tensor ({tensor.dtype})"
+    if is_lazy(tensor):
+        return None if candidate.name == "weight" else "its shape is not known yet"
+    if tensor.numel() == 0:
+        return "it has no entries"
     if tensor.ndim < 2 and not (biases and "bias" in candidate.name):
         return "bias or vector (biases=True makes biases Bayesian)"
     return None
@@ -124,14 +134,15 @@ def _flatten(where: Where) -> Iterator[Any]:
         yield where
 
 
-def _rule(where: Any, everything: list[Candidate]) -> Callable[[Candidate], str | None]:
+def _rule(
+    where: Any, model: nn.Module, everything: list[Candidate]
+) -> Callable[[Candidate], str | None]:
     """Return a function that answers "outright", "kind" or None for a candidate."""
     if where == "everything":
         return lambda _: "kind"
     if where == "last_layer":
-        eligible = [c for c in everything if reason_to_skip(c, biases=False) is None]
-        last = eligible[-1].module if eligible else None
-        return lambda candidate: "kind" if candidate.module is last else None
+        last = _last_layer(model, everything)
+        return lambda c: "kind" if any(owner is last for owner, _ in c.owners) else None
     if isinstance(where, str):
         return lambda candidate: _match_name(where, candidate)
     if isinstance(where, type) and issubclass(where, nn.Module):
@@ -142,6 +153,13 @@ def _rule(where: Any, everything: list[Candidate]) -> Callable[[Candidate], str 
         "where must be 'everything', 'last_layer', a name pattern, a module type, a predicate "
         f"(path, module, tensor) -> bool, or a sequence of those, got {where!r}"
     )
+
+
+def _last_layer(model: nn.Module, everything: list[Candidate]) -> nn.Module | None:
+    # By module, not by tensor: a head tied to an embedding is last, its weight is not.
+    weights = [c for c in everything if reason_to_skip(c, biases=False) is None]
+    owners = {owner for candidate in weights for owner, _ in candidate.owners}
+    return next((module for module in reversed(list(model.modules())) if module in owners), None)
 
 
 def _match_name(pattern: str, candidate: Candidate) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 TIMEOUT_SECONDS = 30.0
@@ -114,6 +114,8 @@ def _download_from_any(resource: Resource, folder: Path, timeout_s: float) -> li
             _download(address, folder / resource.name, resource.md5, timeout_s)
         except NETWORK_ERRORS as error:
             causes.append(f"{address}: {error or type(error).__name__}")
+            if isinstance(error, HTTPError):
+                error.close()  # it holds the connection open
         else:
             return []
     return causes

@@ -24,6 +24,8 @@ class Family(ABC):
 
     name: ClassVar[str]
     parameter_names: ClassVar[tuple[str, ...]]
+    is_elementwise: ClassVar[bool] = True
+    """Whether entries are independent, so that several tensors can be treated as one."""
 
     @abstractmethod
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:

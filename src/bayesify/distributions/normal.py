@@ -26,7 +26,7 @@ class Normal(Family):
 
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
         """Return mean = tensor and the rho of std."""
-        return {"mean": tensor, "rho": inverse_softplus(std)}
+        return {"mean": tensor, "rho": inverse_softplus(_at_least_float32(std)).to(std.dtype)}
 
     def deviation(self, parameters: Parameters) -> Tensor:
         """Return std · noise, drawn in float32 or better.
@@ -46,8 +46,8 @@ class Normal(Family):
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        rho = _at_least_float32(parameters["rho"])
-        standardised = (value - parameters["mean"]) / softplus(rho)
+        mean, rho = map(_at_least_float32, (parameters["mean"], parameters["rho"]))
+        standardised = (value - mean) / softplus(rho)
         return -log_softplus(rho) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
 
 
@@ -62,7 +62,7 @@ class NormalPrior(Prior):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        standardised = (value - self.mean) / self.std
+        standardised = (_at_least_float32(value) - self.mean) / self.std
         return -math.log(self.std) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
 
     def problem(self) -> str | None:
@@ -80,13 +80,15 @@ def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrio
 
     A scale shared by several entries counts once for each of them.
     """
+    del family
     mean = _at_least_float32(parameters["mean"])
     rho = _at_least_float32(parameters["rho"])
     share = mean.numel() / max(rho.numel(), 1)
-    precision = 1.0 / prior.std**2
-    of_scale = 0.5 * precision * softplus(rho).square() - log_softplus(rho)
-    of_mean = 0.5 * precision * (mean - prior.mean).square()
-    return share * of_scale.sum() + of_mean.sum() + mean.numel() * (math.log(prior.std) - 0.5)
+    # Constants are taken off entry by entry: near the prior both sides are large and cancel.
+    relative = softplus(rho) / prior.std
+    of_scale = 0.5 * (relative.square() - 1.0) - (log_softplus(rho) - math.log(prior.std))
+    of_mean = 0.5 * ((mean - prior.mean) / prior.std).square()
+    return share * of_scale.sum() + of_mean.sum()
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

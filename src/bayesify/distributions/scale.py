@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Below this softplus(rho) equals exp(rho) in float32, and log(softplus(rho)) has an infinite
-# gradient once exp(rho) underflows.
-_LINEAR_BELOW = -15.0
+# Above this softplus(rho) equals rho even in float64; torch's own 20 leaves an error of 2e-9.
+_LINEAR_ABOVE = 40.0
 
 
 def softplus(rho: Tensor) -> Tensor:
     """Return std = log(1 + exp(rho)); rho = -inf is exactly 0."""
-    return F.softplus(rho)
+    return F.softplus(rho, threshold=_LINEAR_ABOVE)
 
 
 def inverse_softplus(std: Tensor) -> Tensor:
@@ -22,6 +23,10 @@ def inverse_softplus(std: Tensor) -> Tensor:
 
 
 def log_softplus(rho: Tensor) -> Tensor:
-    """Return log(softplus(rho)) with a finite value and gradient for every finite rho."""
-    safe = rho.clamp_min(_LINEAR_BELOW)
-    return torch.where(rho < _LINEAR_BELOW, rho, torch.log(F.softplus(safe)))
+    """Return log(softplus(rho)) with a finite value and gradient for every finite rho.
+
+    Below the logarithm of the type's resolution softplus(rho) equals exp(rho); far below, exp(rho)
+    underflows and the logarithm's own gradient would be infinite.
+    """
+    least = math.log(torch.finfo(rho.dtype).eps)
+    return torch.where(rho < least, rho, torch.log(softplus(rho.clamp_min(least))))

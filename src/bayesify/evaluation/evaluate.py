@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from bayesify.evaluation.evaluation import Evaluation
 from bayesify.evaluation.metric import Metric
 from bayesify.evaluation.metric import metrics as registered
 from bayesify.evaluation.standard_metrics import DEFAULT_METRICS
+from bayesify.prediction.predict import predict_batches
 from bayesify.prediction.predictive import Predictive, Task
 
 Pairs = Iterable[tuple[Predictive, Tensor | None]]
@@ -27,7 +29,7 @@ def evaluate(
     num_samples: int = 30,
     by: str | None = None,
     metrics: Sequence[str | Metric] | None = None,
-    progress: bool = True,
+    progress: bool | None = True,
 ) -> Evaluation:
     """Predict every batch of a loader and return one table of metrics.
 
@@ -38,9 +40,8 @@ def evaluate(
         num_samples: Posterior samples per prediction.
         by: How to predict; None leaves the choice to the model's method.
         metrics: Names of registered metrics, or metrics; None for the task's defaults.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; None shows one in a terminal.
     """
-    from bayesify.prediction.predict import predict_batches
 
     def pairs(loader: Iterable[Any]) -> Pairs:
         return predict_batches(model, loader, num_samples=num_samples, by=by, progress=progress)
@@ -62,12 +63,13 @@ def summarise(
     ood_pairs = ood_pairs or {}
     predictives: list[Predictive] = []
     targets: list[Tensor] = []
-    for predictive, target in pairs:
-        if not predictives:
-            chosen = _for_task(predictive.task, chosen, has_ood=bool(ood_pairs))
-        if chosen:
-            targets.append(_check_targets(len(predictives), predictive, target))
-        predictives.append(predictive.to("cpu"))
+    with _closed(pairs):
+        for predictive, target in pairs:
+            if not predictives:
+                chosen = _for_task(predictive.task, chosen, has_ood=bool(ood_pairs))
+            if chosen:
+                targets.append(_check_targets(len(predictives), predictive, target))
+            predictives.append(predictive.to("cpu"))
     predictive = _join("data", predictives)
     target = torch.cat(targets) if targets else torch.empty(0)
     return Evaluation(
@@ -80,6 +82,16 @@ def summarise(
         made_by=predictive.made_by,
         seconds=time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _closed(pairs: Pairs) -> Iterator[None]:
+    """Finish a generator that an error left half-read, which gives the model back its mode."""
+    try:
+        yield
+    finally:
+        if isinstance(pairs, Generator):
+            pairs.close()
 
 
 def _look_up(metrics: Sequence[str | Metric] | None) -> list[Metric] | None:
@@ -126,7 +138,8 @@ def _join(name: str, predictives: list[Predictive]) -> Predictive:
 
 
 def _detect(name: str, familiar: Predictive, pairs: Pairs) -> dict[str, float]:
-    ood = _join(f"ood[{name!r}]", [predictive.to("cpu") for predictive, _ in pairs])
+    with _closed(pairs):
+        ood = _join(f"ood[{name!r}]", [predictive.to("cpu") for predictive, _ in pairs])
     leading = next(iter(ood_scores[familiar.task]))
     return {
         measure if score == leading else f"{score}_{measure}": value

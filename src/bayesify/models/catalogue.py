@@ -1,11 +1,5 @@
-"""The models that a recipe or the command line can name."""
+"""The models that a recipe, the command line or a file can name."""
 
-from __future__ import annotations
+from bayesify.exporting.architectures import architectures as models
 
-from collections.abc import Callable
-
-from torch import nn
-
-from bayesify.registry import Registry
-
-models: Registry[Callable[..., nn.Module]] = Registry("model")
+__all__ = ["models"]

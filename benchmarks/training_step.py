@@ -1,0 +1,273 @@
+"""Time of one training step of a Bayesian network over the plain one's, side by side.
+
+    python benchmarks/training_step.py --out results/core/training_step.json
+
+On a GPU: ResNet-18 (CIFAR stem), batch 512, bfloat16 autocast, channels-last, SGD with momentum,
+each side eager and compiled, and ours and the plain network's also compiled inside a CUDA graph;
+the ratio is best mode to best mode.
+On a CPU: LeNet-5 and ResNet-20, float32, one thread, eager. Peers are measured when importable
+(bayesian-torch, ivon-opt). Every figure is the median of several rounds, and all contestants take
+turns within a round, so that a slow moment of the machine hits them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bayesify as bf
+
+NUM_DATA = 50_000
+Step = Callable[[], Tensor]
+
+
+def plain_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, foreach=True)
+
+    def loss() -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            output = net(x)
+        return F.cross_entropy(output.float(), y)
+
+    return finish(torch.compile(loss) if compiled else loss, [optimizer])
+
+
+def bayesian_step(net: nn.Module, x: Tensor, y: Tensor, how: str, *, compiled: bool) -> Step:
+    model = bf.convert(net, bf.MeanField(prior_std=0.1, how=how))
+    scales = [p for n, p in model.named_parameters() if n.endswith(".rho")]
+    others = [p for n, p in model.named_parameters() if not n.endswith(".rho")]
+    optimizers = [
+        torch.optim.SGD(others, 0.01, momentum=0.9, foreach=True),
+        torch.optim.Adam(scales, 1e-2, fused=x.is_cuda or None, capturable=x.is_cuda),
+    ]
+
+    def loss() -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            output = model(x)
+        nll = F.cross_entropy(output.float(), y)
+        return bf.elbo_loss(nll, model, num_data=NUM_DATA).total
+
+    return finish(torch.compile(loss, fullgraph=True) if compiled else loss, optimizers)
+
+
+def finish(loss: Callable[[], Tensor], optimizers: list[torch.optim.Optimizer]) -> Step:
+    def step() -> Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return value
+
+    return step
+
+
+def bayesian_torch_step(net: nn.Module, x: Tensor, y: Tensor, kind: str, *, compiled: bool) -> Step:
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    dnn_to_bnn(
+        net,
+        {
+            "prior_mu": 0.0,
+            "prior_sigma": 0.1,
+            "posterior_mu_init": 0.0,
+            "posterior_rho_init": -5.0,
+            "type": kind,
+            "moped_enable": False,
+            "moped_delta": 0.5,
+        },
+    )
+    net.to(x.device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, foreach=True)
+
+    def loss() -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            output = net(x)
+        return F.cross_entropy(output.float(), y) + get_kl_loss(net) / NUM_DATA
+
+    return finish(torch.compile(loss) if compiled else loss, [optimizer])
+
+
+def ivon_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
+    from ivon import IVON
+
+    optimizer = IVON(net.parameters(), lr=0.1, ess=NUM_DATA)
+
+    def loss() -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            output = net(x)
+        return F.cross_entropy(output.float(), y)
+
+    inner = torch.compile(loss) if compiled else loss
+
+    def step() -> Tensor:
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            value = inner()
+            value.backward()
+        optimizer.step()
+        return value
+
+    return step
+
+
+def graphed(step: Step) -> Step:
+    """Capture a whole step, optimisers included, in one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return value
+
+    return replay
+
+
+def timed(step: Step, repeats: int, *, on_gpu: bool) -> float:
+    """Return milliseconds per step."""
+    if on_gpu:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / repeats
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return 1e3 * (time.perf_counter() - began) / repeats
+
+
+def contestants(
+    build: Callable[[], nn.Module], x: Tensor, y: Tensor, only: str
+) -> dict[str, Step]:
+    """Return every step that can be built here, by name and mode."""
+    makers: dict[str, Callable[..., Step]] = {
+        "deterministic": plain_step,
+        "mean-field, sampled weights": lambda *a, **k: bayesian_step(*a, "sample", **k),
+        "mean-field, local reparameterisation": lambda *a, **k: bayesian_step(*a, "local", **k),
+        "bayesian-torch, reparameterisation": lambda *a, **k: bayesian_torch_step(
+            *a, "Reparameterization", **k
+        ),
+        "bayesian-torch, flipout": lambda *a, **k: bayesian_torch_step(*a, "Flipout", **k),
+        "ivon": ivon_step,
+    }
+    steps: dict[str, Step] = {}
+    for name, make in makers.items():
+        if not any(word in name for word in only.split(",")):
+            continue
+        modes = ["eager"] + ["compiled"] * x.is_cuda
+        if x.is_cuda and name.startswith(("deterministic", "mean-field")):
+            modes.append("compiled + CUDA graph")
+        for mode in modes:
+            began = time.perf_counter()
+            try:
+                torch._dynamo.reset()
+                step = make(build(), x, y, compiled=mode != "eager")
+                for _ in range(5):
+                    step()
+                steps[f"{name} | {mode}"] = graphed(step) if "graph" in mode else step
+                print(f"ready: {name} | {mode} ({time.perf_counter() - began:.0f} s)", flush=True)
+            except Exception as error:
+                print(f"left out: {name} | {mode}: {type(error).__name__}: {str(error)[:300]}")
+    return steps
+
+
+def compare(
+    build: Callable[[], nn.Module], x: Tensor, y: Tensor, rounds: int, only: str
+) -> dict[str, Any]:
+    """Time every contestant in turns; return medians and best-to-best ratios."""
+    steps = contestants(build, x, y, only)
+    repeats = 20 if x.is_cuda else 2
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(timed(step, repeats, on_gpu=x.is_cuda))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    best: dict[str, float] = {}
+    for name, value in medians.items():
+        who = name.split(" | ")[0]
+        best[who] = min(best.get(who, float("inf")), value)
+    ratios = {who: value / best["deterministic"] for who, value in best.items()}
+    return {"milliseconds": medians, "best_milliseconds": best, "ratio_best_to_best": ratios}
+
+
+def on_gpu(rounds: int, only: str) -> dict[str, Any]:
+    device = torch.device("cuda")
+    torch.backends.cudnn.benchmark = True
+    x = torch.randn(512, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (512,), device=device)
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return bf.models["resnet_18"]().to(device, memory_format=torch.channels_last)
+
+    return {"resnet_18, batch 512, bf16": compare(build, x, y, rounds, only)}
+
+
+def on_cpu(rounds: int, only: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    results = {}
+    for name, shape, size in (("lenet_5", (1, 28, 28), 128), ("resnet_20", (3, 32, 32), 64)):
+        x, y = torch.randn(size, *shape), torch.randint(0, 10, (size,))
+        results[f"{name}, batch {size}, float32, one thread"] = compare(
+            lambda name=name: bf.models[name](), x, y, rounds, only
+        )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="comma-separated parts of names to measure")
+    arguments = parser.parse_args()
+    is_gpu = torch.cuda.is_available()
+    began = time.perf_counter()
+    results = (on_gpu if is_gpu else on_cpu)(arguments.rounds, arguments.only)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    report = {
+        "command": "python benchmarks/training_step.py",
+        "hardware": torch.cuda.get_device_name() if is_gpu else platform.machine() + " CPU",
+        "torch": torch.__version__,
+        "commit": commit,
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "results": results,
+    }
+    for setting, values in results.items():
+        print(f"\n{setting}")
+        for name, value in values["milliseconds"].items():
+            print(f"  {name:55s} {value:9.3f} ms")
+        for name, value in values["ratio_best_to_best"].items():
+            print(f"  best to best: {name:41s} {value:9.3f} x")
+    if arguments.out:
+        previous = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+        previous["gpu" if is_gpu else "cpu"] = report
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(previous, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The description of a run: which model, which data, which method, how it is trained.
+
+A recipe is four tables and a seed, read from TOML, from flags, or from both. Everything it names
+is checked when it is made, so that a slip of the pen costs a second and not a training run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayesify.conversion.method import Method, method_from_dict, methods
+from bayesify.data.catalogue import datasets
+from bayesify.models.catalogue import models
+from bayesify.recipes.options import check_options, options_of
+from bayesify.recipes.toml import to_toml
+from bayesify.registry import Registry, unknown
+from bayesify.training.settings import FitSettings
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {"batch_size": 128, "validation": 0.1},
+    "method": {"name": "mean_field"},
+    "fit": {"epochs": 20},
+}
+"""What a recipe says where its writer says nothing."""
+
+_TABLES = ("model", "data", "method", "fit")
+_OWN_DATA_KEYS = ("root", "batch_size", "validation")
+# They say where and how one run is carried out; the same recipe runs again elsewhere.
+_OF_ONE_RUN = ("run_dir", "resume", "progress")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked description of a run.
+
+    Attributes:
+        model: "name" of a registered model, and its options.
+        data: "name" of a registered data set and its options, beside "root", "batch_size" and
+            "validation" (a fraction or a count of the training data to hold out, 0 for none).
+        method: "name" of a registered method, and its options.
+        fit: Fields of `FitSettings`.
+        seed: Seed of the first weights, the split, the order of batches and every draw.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    method: Mapping[str, Any]
+    fit: Mapping[str, Any]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise TypeError(f"seed must be a whole number, got {self.seed!r}")
+        _check_named("model", models, self.model)
+        _check_named("data", datasets, self.data, _OWN_DATA_KEYS)
+        _check_data_keys(self.data)
+        _check_named("method", methods, self.method)
+        check_options("[fit]", FitSettings, self.fit)
+        self.make_method()
+        self._some_settings()
+
+    def make_method(self) -> Method:
+        """Return the method."""
+        return method_from_dict(self.method)
+
+    def settings(self, **of_this_run: Any) -> FitSettings:
+        """Return how to train; `of_this_run` adds where and how this one run is carried out."""
+        return FitSettings(**{"seed": self.seed, **self.fit, **of_this_run})
+
+    def options(self, table: str) -> dict[str, Any]:
+        """Return the options of the model, the data set or the method, without its name."""
+        own = ("name", *_OWN_DATA_KEYS) if table == "data" else ("name",)
+        return {key: value for key, value in getattr(self, table).items() if key not in own}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every choice of the recipe, the defaults among them; read back it is equal."""
+        settings = vars(self._some_settings())
+        # One seed says it all, and can then be changed in one place.
+        left_out = (*_OF_ONE_RUN, "seed") if settings["seed"] == self.seed else _OF_ONE_RUN
+        return {
+            "seed": self.seed,
+            "model": _with_defaults(models, self.model),
+            "data": _with_defaults(datasets, self.data),
+            "method": self.make_method().to_dict(),
+            "fit": {key: value for key, value in settings.items() if key not in left_out},
+        }
+
+    def to_toml(self) -> str:
+        """Return the recipe, defaults and all, as the text of a TOML file."""
+        return to_toml(self.to_dict())
+
+    def _some_settings(self) -> FitSettings:
+        # Some settings need a run folder, which a recipe need not know.
+        return self.settings(run_dir=".")
+
+    def with_model_options(self, options: Mapping[str, Any]) -> Recipe:
+        """Return the same recipe with further options of its model."""
+        return dataclasses.replace(self, model={**self.model, **options})
+
+
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """Return the tables of a TOML file as they are written, not yet checked."""
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path}") from error
+
+
+def make_recipe(tables: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return the recipe that tables describe, after changes to them.
+
+    Args:
+        tables: "model", "data", "method" and "fit", each a mapping, and "seed".
+        changes: The same; what it says wins. Where it names another model, data set or method,
+            the options in `tables` belonged to the old one and are dropped.
+    """
+    merged: dict[str, Any] = {}
+    for source in (DEFAULTS, tables, changes or {}):
+        for key, value in source.items():
+            if key not in (*_TABLES, "seed"):
+                raise ValueError(unknown("key of a recipe", key, (*_TABLES, "seed")))
+            merged[key] = value if key == "seed" else _merge(key, merged.get(key, {}), value)
+    for table in ("model", "data"):
+        if table not in merged or "name" not in merged[table]:
+            known = ", ".join(models if table == "model" else datasets)
+            raise ValueError(f"{table}.name must be given. Known: {known}.")
+    return Recipe(**merged)
+
+
+def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return the recipe in a TOML file, after changes to it (see `make_recipe`)."""
+    return make_recipe(read_tables(path), changes)
+
+
+def _merge(table: str, before: Mapping[str, Any], added: Any) -> dict[str, Any]:
+    if not isinstance(added, Mapping):
+        raise TypeError(f"{table} must be a table, such as [{table}], got {added!r}")
+    is_other = "name" in added and before.get("name", added["name"]) != added["name"]
+    kept = {key: before[key] for key in _OWN_DATA_KEYS if key in before} if is_other else before
+    return {**kept, **added}
+
+
+def _check_named(
+    table: str, registry: Registry[Any], choices: Mapping[str, Any], also: tuple[str, ...] = ()
+) -> None:
+    name = choices.get("name")
+    if not isinstance(name, str):
+        raise TypeError(f"{table}.name must be the name of a {registry.kind}, got {name!r}")
+    options = {key: value for key, value in choices.items() if key not in ("name", *also)}
+    check_options(f"{registry.kind} {name!r}", registry[name], options, also)
+
+
+def _check_data_keys(data: Mapping[str, Any]) -> None:
+    size, held_out, root = data.get("batch_size"), data.get("validation"), data.get("root")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"data.batch_size must be a whole number >= 1, got {size!r}")
+    is_number = isinstance(held_out, (int, float)) and not isinstance(held_out, bool)
+    if not is_number or held_out < 0 or (isinstance(held_out, float) and held_out >= 1):
+        raise ValueError(
+            "data.validation must be a fraction below 1 or a count of the training data to hold "
+            f"out, 0 for none, got {held_out!r}"
+        )
+    if root is not None and not isinstance(root, str):
+        raise TypeError(f"data.root must be the path of a folder, got {root!r}")
+
+
+def _with_defaults(registry: Registry[Any], choices: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {
+        key: value
+        for key, value in options_of(registry[choices["name"]]).items()
+        if value is not inspect.Parameter.empty
+    }
+    return {"name": choices["name"], **{**defaults, **choices}}

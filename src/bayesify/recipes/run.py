@@ -1,0 +1,147 @@
+"""Carry out a recipe: build what it names, train it, and leave a folder that tells the story."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from bayesify.conversion import convert
+from bayesify.data import DataSet, load_dataset, loader, split
+from bayesify.exporting import save
+from bayesify.models.catalogue import models
+from bayesify.recipes.options import options_of
+from bayesify.recipes.recipe import Recipe
+from bayesify.recipes.run_folder import RunFolder
+from bayesify.training import History, fit
+
+# A difference here would make the resumed run another run; how it is trained may change.
+_FIXED_ON_RESUME = ("model", "data", "method", "seed")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a recipe names, built.
+
+    Attributes:
+        recipe: The recipe, with the model's options that the data decide.
+        data: The data set.
+        train: Loader of the training examples.
+        validation: Loader of the examples held out, or None.
+        model: The converted model, with fresh weights.
+    """
+
+    recipe: Recipe
+    data: DataSet
+    train: DataLoader[Any]
+    validation: DataLoader[Any] | None
+    model: nn.Module
+
+
+def build(recipe: Recipe) -> Parts:
+    """Load the data, build the network and make it Bayesian."""
+    choices = recipe.data
+    data = load_dataset(choices["name"], choices.get("root"), **recipe.options("data"))
+    recipe = recipe.with_model_options(options_from_data(recipe, data))
+    train, validation = data.train, None
+    if choices["validation"]:
+        train, held_out = split(data.train, choices["validation"], seed=recipe.seed)
+        validation = loader(held_out, choices["batch_size"])
+    return Parts(
+        recipe=recipe,
+        data=data,
+        train=loader(train, choices["batch_size"], shuffle=True),
+        validation=validation,
+        model=convert(_network(recipe), recipe.make_method()),
+    )
+
+
+def options_from_data(recipe: Recipe, data: DataSet) -> dict[str, Any]:
+    """Return the options of the model that only the data can know and the recipe leaves open."""
+    shape = data.input_shape
+    targets = data.test.targets
+    num_outputs = data.num_classes or math.prod(targets.shape[1:])
+    decided = {
+        "in_features": math.prod(shape),
+        "out_features": num_outputs,
+        "num_classes": num_outputs,
+        "in_channels": shape[0],
+        "image_size": shape[-1],
+    }
+    offered = options_of(models[recipe.model["name"]])
+    return {key: decided[key] for key in decided if key in offered and key not in recipe.model}
+
+
+def run_recipe(
+    recipe: Recipe,
+    run: RunFolder,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_start: Callable[[Parts], object] = lambda parts: None,
+) -> tuple[Parts, History]:
+    """Train what a recipe describes and return it, leaving everything in the run's folder.
+
+    Args:
+        recipe: What to train.
+        run: Where to leave it.
+        resume: Whether to go on from the checkpoint in the folder.
+        overwrite: Whether a run that lies there already may be replaced.
+        on_start: Called once everything is built and before training begins.
+
+    Raises:
+        FileExistsError: A run lies there, and neither `resume` nor `overwrite` was asked for.
+        ValueError: The run to resume was of another model, data set, method or seed.
+    """
+    if run.has_begun and not (resume or overwrite):
+        raise FileExistsError(
+            f"{run.path} holds a run already: --resume goes on with it, --overwrite begins it "
+            "again, another --run-dir leaves it alone"
+        )
+    parts = build(recipe)
+    if resume and run.config.is_file():
+        _check_same_run(parts.recipe, run)
+    run.write_recipe(parts.recipe)
+    on_start(parts)
+    settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
+    history = fit(parts.model, parts.train, parts.validation, **settings)
+    if int(os.environ.get("RANK", "0")) == 0:
+        name, options = parts.recipe.model["name"], parts.recipe.options("model")
+        note = {"recipe": parts.recipe.to_dict(), "data": describe_data(parts.data)}
+        save(parts.model, run.model, architecture=name, options=options, note=note)
+    return parts, history
+
+
+def describe_data(data: DataSet) -> dict[str, Any]:
+    """Return what a model file should remember of the data it was trained on."""
+    return {
+        "name": data.name,
+        "task": data.task,
+        "input_shape": list(data.input_shape),
+        "classes": None if data.classes is None else list(data.classes),
+        "mean": None if data.mean is None else list(data.mean),
+        "std": None if data.std is None else list(data.std),
+    }
+
+
+def _network(recipe: Recipe) -> nn.Module:
+    # The first weights follow from the seed alone, whatever was drawn before.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return models[recipe.model["name"]](**recipe.options("model"))
+
+
+def _check_same_run(recipe: Recipe, run: RunFolder) -> None:
+    before, now = run.read_recipe().to_dict(), recipe.to_dict()
+    for table in _FIXED_ON_RESUME:
+        if before[table] != now[table]:
+            raise ValueError(
+                f"{run.path} cannot be resumed with another {table}: it was begun with "
+                f"{before[table]}, this recipe says {now[table]}"
+            )
