@@ -30,10 +30,12 @@ def write_archive(
 ) -> None:
     """Write an archive atomically: a reader sees the old file or the new one, never a part.
 
-    Tensors that are one and the same (tied weights) are stored once.
+    Tensors that are one and the same (tied weights) are stored once; shards of FSDP are gathered,
+    for which every rank must call this.
     """
     from safetensors.torch import save
 
+    tensors = {name: whole(tensor) for name, tensor in tensors.items()}
     unique: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -68,6 +70,12 @@ def read_archive(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     for name, original in content["aliases"].items():
         tensors[name] = tensors[original]
     return tensors, content["description"]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor in one piece: shards of FSDP are gathered."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if gather is None else gather().detach()
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Any], object]) -> None:

@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 import torch
-from specimens import SPECIMENS, Specimen
 from torch import nn
 
 from bayesify.conversion import convert, convert_, kl, mean_weights, revert
@@ -15,6 +14,7 @@ from bayesify.conversion.convert import record_of, require_record
 from bayesify.conversion.posterior import posteriors
 from bayesify.methods import MeanField
 from bayesify.types import ConversionError
+from specimens import SPECIMENS, Specimen
 
 specimens = pytest.mark.parametrize("specimen", SPECIMENS, ids=str)
 hows = pytest.mark.parametrize("how", ["sample", "local"])

@@ -116,9 +116,7 @@ def test_kl_gradient_is_that_of_the_reference(tied):
     prior = NormalPrior(mean=0.2, std=0.6)
     inputs = [value.requires_grad_() for value in values.values()]
     result = torch.autograd.grad(divergence(FAMILY, values, prior), inputs)
-    expected = torch.autograd.grad(
-        kl_divergence(reference(values), normal(0.2, 0.6)).sum(), inputs
-    )
+    expected = torch.autograd.grad(kl_divergence(reference(values), normal(0.2, 0.6)).sum(), inputs)
     for actual, wanted in zip(result, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-12)
 

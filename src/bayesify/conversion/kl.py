@@ -41,14 +41,14 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
         if site.is_tied_scale or not site.family.is_elementwise or hasattr(first, "full_tensor"):
-            alone.append(_whole(site.kl()))
+            alone.append(_total(site.kl()))
         else:
             key = (site.family, site.prior, first.dtype, first.device)
             alike.setdefault(key, []).append(parameters)
     return alike, alone
 
 
-def _whole(term: Tensor) -> Tensor:
+def _total(term: Tensor) -> Tensor:
     # Under FSDP each rank holds a shard of the weights: the sum over shards is the KL.
     gather = getattr(term, "full_tensor", None)
     return term if gather is None else gather()

@@ -65,6 +65,9 @@ class Posterior(nn.Module):
         self.how: How = "sample"
         self.shape = tensor.shape
         self.is_tied_scale = std.shape != tensor.shape
+        if not _broadcasts(std.shape, tensor.shape):
+            shapes = f"{tuple(tensor.shape)}, got {tuple(std.shape)}"
+            raise ValueError(f"std must broadcast to the shape {shapes}")
         if self.is_tied_scale and (index is not None or random_index is not None):
             raise ValueError("std must have one number per entry where only some entries are kept")
         values = tensor.detach().clone()
@@ -229,6 +232,11 @@ class Posterior(nn.Module):
         """Return what `print(model)` shows of this posterior."""
         shape = "x".join(map(str, self.shape))
         return f"{shape}, {self.family.name}, {self.num_random} of {self.shape.numel()} random"
+
+
+def _broadcasts(shape: torch.Size, onto: torch.Size) -> bool:
+    sizes = zip(reversed(shape), reversed(onto), strict=False)
+    return len(shape) <= len(onto) and all(size in (1, target) for size, target in sizes)
 
 
 def posteriors(model: nn.Module) -> list[Posterior]:

@@ -50,11 +50,9 @@ def check_options(
     hints = _type_hints(function)
     for name, value in options.items():
         if name not in known:
-            raise TypeError(unknown(f"option of {owner}", name, [*known, *also]))
+            raise TypeError(unknown(f"{owner} option", name, [*known, *also]))
         if name in hints and not _fits(value, hints[name]):
-            raise TypeError(
-                f"{name} of {owner} must be {_in_words(hints[name])}, got {value!r}"
-            )
+            raise TypeError(f"{name} of {owner} must be {_in_words(hints[name])}, got {value!r}")
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from bayesify.models.catalogue import models
 from bayesify.recipes.options import check_options, options_of
 from bayesify.recipes.toml import to_toml
 from bayesify.registry import Registry, unknown
+from bayesify.training.likelihood import as_likelihood
+from bayesify.training.optimiser import optimizers
+from bayesify.training.schedule import schedules
 from bayesify.training.settings import FitSettings
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -63,7 +66,7 @@ class Recipe:
         _check_named("method", methods, self.method)
         check_options("[fit]", FitSettings, self.fit)
         self.make_method()
-        self._some_settings()
+        _check_names_in_settings(self._some_settings())
 
     def make_method(self) -> Method:
         """Return the method."""
@@ -171,6 +174,15 @@ def _check_data_keys(data: Mapping[str, Any]) -> None:
         )
     if root is not None and not isinstance(root, str):
         raise TypeError(f"data.root must be the path of a folder, got {root!r}")
+
+
+def _check_names_in_settings(settings: FitSettings) -> None:
+    registries = {"optimizer": optimizers, "beta": schedules, "schedule": schedules}
+    for key, registry in registries.items():
+        if isinstance(name := getattr(settings, key), str):
+            _ = registry[name]
+    if settings.likelihood is not None:
+        as_likelihood(settings.likelihood, None)
 
 
 def _with_defaults(registry: Registry[Any], choices: Mapping[str, Any]) -> dict[str, Any]:

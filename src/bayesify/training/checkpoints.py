@@ -8,14 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from bayesify.archive import read_archive, write_archive
+from bayesify.archive import read_archive, whole, write_archive
 from bayesify.training.run_state import (
     Position,
     RandomState,
     copy_whole_,
     load_run,
     save_run,
-    whole,
 )
 from bayesify.training.settings import FitSettings
 

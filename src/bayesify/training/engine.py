@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+from lightning_fabric.strategies.strategy import Strategy
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -26,7 +27,8 @@ def make_fabric(settings: FitSettings) -> Fabric:
     devices = local if settings.devices == "auto" else settings.devices
     strategy: str | Strategy = "auto"
     if settings.strategy == "fsdp":
-        strategy = ModelParallelStrategy(_shard, data_parallel_size=max(world, devices))
+        size = max(world, devices)
+        strategy = ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=1)
     elif settings.strategy == "ddp" or world > 1:
         strategy = DDPStrategy()
     accelerator = settings.accelerator

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesify.archive import ArchiveError, read_archive, write_archive
+from bayesify.archive import ArchiveError, read_archive, whole, write_archive
 
 KIND = "training run"
 
@@ -144,12 +144,6 @@ def load_run(
         own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         random_states[name] = RandomState(own, python)
     return Position(**description["position"]), random_states
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor in one piece: shards of FSDP are gathered."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor.detach() if gather is None else gather().detach()
 
 
 @torch.no_grad()

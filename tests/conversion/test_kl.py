@@ -1,0 +1,64 @@
+import torch
+from torch import nn
+
+from bayesify.conversion import convert, kl
+from bayesify.conversion.posterior import posteriors
+from bayesify.distributions import softplus
+from bayesify.methods import MeanField
+
+
+def exact_kl(model, prior_std=1.0):
+    """Return the closed form in float64, tensor by tensor."""
+    total = torch.zeros((), dtype=torch.float64)
+    for site in posteriors(model):
+        mean = site.dense_mean().detach().double()
+        std = softplus(site.rho.detach().double()).expand_as(mean)
+        here = torch.distributions.Normal(mean, std)
+        prior = torch.distributions.Normal(torch.zeros_like(mean), prior_std)
+        total += torch.distributions.kl_divergence(here, prior).sum()
+    return total
+
+
+def digits_network():
+    return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def test_kl_of_a_network_equals_the_float64_closed_form():
+    for scale in ("weight", "out"):
+        model = convert(digits_network(), MeanField(biases=True, scale=scale, prior_std=0.3))
+        for site in posteriors(model):
+            site.rho.data.add_(torch.randn_like(site.rho))
+        assert sum(site.num_random for site in posteriors(model)) == 203_530
+        torch.testing.assert_close(kl(model).double(), exact_kl(model, 0.3), rtol=1e-6, atol=0)
+
+
+def test_kl_of_bfloat16_parameters_is_accumulated_in_float32():
+    model = convert(digits_network().bfloat16(), MeanField())
+    assert kl(model).dtype == torch.float32
+    torch.testing.assert_close(kl(model).double(), exact_kl(model), rtol=1e-6, atol=0)
+
+
+def test_kl_gradient_is_that_of_the_sum_over_sites():
+    model = convert(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), MeanField(biases=True))
+    together = torch.autograd.grad(
+        kl(model), [p for s in posteriors(model) for p in s.parameters()]
+    )
+    apart = [
+        gradient
+        for site in posteriors(model)
+        for gradient in torch.autograd.grad(site.kl(), list(site.parameters()))
+    ]
+    for left, right in zip(together, apart, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_sites_of_different_types_and_priors_are_summed():
+    plain = nn.ModuleDict({"low": nn.Linear(3, 4), "high": nn.Linear(4, 2).double()})
+    model = convert(plain, MeanField(prior_std=lambda path, shape: 1.0 if "low" in path else 2.0))
+    low, high = exact_kl(model["low"]), exact_kl(model["high"], 2.0)
+    torch.testing.assert_close(kl(model).double(), low + high, rtol=1e-6, atol=0)
+
+
+def test_a_plain_model_has_no_kl():
+    assert kl(nn.Linear(2, 2)) == 0
+    assert kl(nn.ReLU()) == 0
