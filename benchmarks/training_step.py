@@ -3,8 +3,7 @@
     python benchmarks/training_step.py --out results/core/training_step.json
 
 On a GPU: ResNet-18 (CIFAR stem), batch 512, bfloat16 autocast, channels-last, SGD with momentum,
-each side eager and compiled, and ours and the plain network's also compiled inside a CUDA graph;
-the ratio is best mode to best mode.
+each side eager, compiled, and compiled with CUDA graphs; the ratio is best mode to best mode.
 On a CPU: LeNet-5 and ResNet-20, float32, one thread, eager. Peers are measured when importable
 (bayesian-torch, ivon-opt). Every figure is the median of several rounds, and all contestants take
 turns within a round, so that a slow moment of the machine hits them alike.
@@ -29,13 +28,16 @@ from torch import Tensor, nn
 import bayesify as bf
 
 NUM_DATA = 50_000
+# "reduced": compiled, with CUDA graphs of the forward and the backward pass; "captured": compiled,
+# and the whole step, optimisers included, in one CUDA graph.
+MODES = ("eager", "compiled", "reduced", "captured")
 # Every contestant is the same closure with other modules in it; none may evict another, because a
 # captured CUDA graph still calls the kernels of its compiled code.
 torch._dynamo.config.recompile_limit = 64
 Step = Callable[[], Tensor]
 
 
-def plain_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
+def plain_step(net: nn.Module, x: Tensor, y: Tensor, *, mode: str) -> Step:
     optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, foreach=True)
 
     def loss() -> Tensor:
@@ -43,10 +45,10 @@ def plain_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
             output = net(x)
         return F.cross_entropy(output.float(), y)
 
-    return finish(torch.compile(loss) if compiled else loss, [optimizer])
+    return finish(compiled_as(loss, mode), [optimizer])
 
 
-def bayesian_step(net: nn.Module, x: Tensor, y: Tensor, how: str, *, compiled: bool) -> Step:
+def bayesian_step(net: nn.Module, x: Tensor, y: Tensor, how: str, *, mode: str) -> Step:
     model = bf.convert(net, bf.MeanField(prior_std=0.1, how=how))
     scales = [p for n, p in model.named_parameters() if n.endswith(".rho")]
     others = [p for n, p in model.named_parameters() if not n.endswith(".rho")]
@@ -61,7 +63,7 @@ def bayesian_step(net: nn.Module, x: Tensor, y: Tensor, how: str, *, compiled: b
         nll = F.cross_entropy(output.float(), y)
         return bf.elbo_loss(nll, model, num_data=NUM_DATA).total
 
-    return finish(torch.compile(loss, fullgraph=True) if compiled else loss, optimizers)
+    return finish(compiled_as(loss, mode, fullgraph=True), optimizers)
 
 
 def finish(loss: Callable[[], Tensor], optimizers: list[torch.optim.Optimizer]) -> Step:
@@ -77,7 +79,7 @@ def finish(loss: Callable[[], Tensor], optimizers: list[torch.optim.Optimizer]) 
     return step
 
 
-def bayesian_torch_step(net: nn.Module, x: Tensor, y: Tensor, kind: str, *, compiled: bool) -> Step:
+def bayesian_torch_step(net: nn.Module, x: Tensor, y: Tensor, kind: str, *, mode: str) -> Step:
     from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
     dnn_to_bnn(
@@ -100,10 +102,10 @@ def bayesian_torch_step(net: nn.Module, x: Tensor, y: Tensor, kind: str, *, comp
             output = net(x)
         return F.cross_entropy(output.float(), y) + get_kl_loss(net) / NUM_DATA
 
-    return finish(torch.compile(loss) if compiled else loss, [optimizer])
+    return finish(compiled_as(loss, mode), [optimizer])
 
 
-def ivon_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
+def ivon_step(net: nn.Module, x: Tensor, y: Tensor, *, mode: str) -> Step:
     from ivon import IVON
 
     optimizer = IVON(net.parameters(), lr=0.1, ess=NUM_DATA)
@@ -113,7 +115,7 @@ def ivon_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
             output = net(x)
         return F.cross_entropy(output.float(), y)
 
-    inner = torch.compile(loss) if compiled else loss
+    inner = compiled_as(loss, mode)
 
     def step() -> Tensor:
         with optimizer.sampled_params(train=True):
@@ -124,6 +126,13 @@ def ivon_step(net: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Step:
         return value
 
     return step
+
+
+def compiled_as(loss: Callable[[], Tensor], mode: str, **options: Any) -> Callable[[], Tensor]:
+    """Return the loss as it is, compiled, or compiled with CUDA graphs of its two passes."""
+    if mode == "eager":
+        return loss
+    return torch.compile(loss, mode="reduce-overhead" if mode == "reduced" else None, **options)
 
 
 def graphed(step: Step) -> Step:
@@ -142,6 +151,7 @@ def graphed(step: Step) -> Step:
         graph.replay()
         return value
 
+    replay.captured = step  # pyright: ignore  the graph calls its kernels and writes its weights
     return replay
 
 
@@ -162,7 +172,7 @@ def timed(step: Step, repeats: int, *, on_gpu: bool) -> float:
 
 
 def contestants(
-    build: Callable[[], nn.Module], x: Tensor, y: Tensor, only: str
+    build: Callable[[], nn.Module], x: Tensor, y: Tensor, wanted: argparse.Namespace
 ) -> dict[str, Step]:
     """Return every step that can be built here, by name and mode."""
     makers: dict[str, Callable[..., Step]] = {
@@ -177,32 +187,34 @@ def contestants(
     }
     steps: dict[str, Step] = {}
     for name, make in makers.items():
-        if not any(word in name for word in only.split(",")):
+        if not any(word in name for word in wanted.only.split(",")):
             continue
-        modes = ["eager"] + ["compiled"] * x.is_cuda
-        if x.is_cuda and name.startswith(("deterministic", "mean-field")):
-            modes.append("compiled + CUDA graph")
-        for mode in modes:
+        for mode in wanted.modes.split(",") if x.is_cuda else MODES[:1]:
+            if mode == "captured" and not name.startswith(("deterministic", "mean-field")):
+                continue
             began = time.perf_counter()
             try:
-                step = make(build(), x, y, compiled=mode != "eager")
+                step = make(build(), x, y, mode=mode)
                 for _ in range(5):
                     step()
-                steps[f"{name} | {mode}"] = graphed(step) if "graph" in mode else step
-                print(f"ready: {name} | {mode} ({time.perf_counter() - began:.0f} s)", flush=True)
+                step = graphed(step) if mode == "captured" else step
+                steps[f"{name} | {mode}"] = step
+                took = time.perf_counter() - began
+                alone = timed(step, 10, on_gpu=x.is_cuda)
+                print(f"ready: {name} | {mode} in {took:.0f} s, alone {alone:.2f} ms", flush=True)
             except Exception as error:
                 print(f"left out: {name} | {mode}: {type(error).__name__}: {str(error)[:300]}")
     return steps
 
 
 def compare(
-    build: Callable[[], nn.Module], x: Tensor, y: Tensor, rounds: int, only: str
+    build: Callable[[], nn.Module], x: Tensor, y: Tensor, wanted: argparse.Namespace
 ) -> dict[str, Any]:
     """Time every contestant in turns; return medians and best-to-best ratios."""
-    steps = contestants(build, x, y, only)
+    steps = contestants(build, x, y, wanted)
     repeats = 20 if x.is_cuda else 2
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
+    for _ in range(wanted.rounds):
         for name, step in steps.items():
             times[name].append(timed(step, repeats, on_gpu=x.is_cuda))
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -214,7 +226,7 @@ def compare(
     return {"milliseconds": medians, "best_milliseconds": best, "ratio_best_to_best": ratios}
 
 
-def on_gpu(rounds: int, only: str) -> dict[str, Any]:
+def on_gpu(wanted: argparse.Namespace) -> dict[str, Any]:
     device = torch.device("cuda")
     torch.backends.cudnn.benchmark = True
     x = torch.randn(512, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
@@ -224,16 +236,16 @@ def on_gpu(rounds: int, only: str) -> dict[str, Any]:
         torch.manual_seed(0)
         return bf.models["resnet_18"]().to(device, memory_format=torch.channels_last)
 
-    return {"resnet_18, batch 512, bf16": compare(build, x, y, rounds, only)}
+    return {"resnet_18, batch 512, bf16": compare(build, x, y, wanted)}
 
 
-def on_cpu(rounds: int, only: str) -> dict[str, Any]:
+def on_cpu(wanted: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     results = {}
     for name, shape, size in (("lenet_5", (1, 28, 28), 128), ("resnet_20", (3, 32, 32), 64)):
         x, y = torch.randn(size, *shape), torch.randint(0, 10, (size,))
         results[f"{name}, batch {size}, float32, one thread"] = compare(
-            lambda name=name: bf.models[name](), x, y, rounds, only
+            lambda name=name: bf.models[name](), x, y, wanted
         )
     return results
 
@@ -242,11 +254,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--modes", default=",".join(MODES), help="modes to try on a GPU")
     parser.add_argument("--only", default="", help="comma-separated parts of names to measure")
     arguments = parser.parse_args()
     is_gpu = torch.cuda.is_available()
     began = time.perf_counter()
-    results = (on_gpu if is_gpu else on_cpu)(arguments.rounds, arguments.only)
+    results = (on_gpu if is_gpu else on_cpu)(arguments)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()

@@ -85,8 +85,9 @@ def assert_same_steps(call, model, twin, x, num_steps=3):
     assert not torch.equal(steps[0][0], steps[1][0])
 
 
-@pytest.mark.parametrize("name", MODELS)
-@hows
+@pytest.mark.parametrize(
+    ("name", "how"), [("dense", "sample"), ("dense", "local"), ("cnn", "local"), ("tied", "sample")]
+)
 def test_a_compiled_model_draws_like_the_eager_one(name, how):
     build, make_inputs = MODELS[name]
     model, x = converted(build(), how=how), make_inputs()
@@ -99,12 +100,12 @@ def test_the_inductor_backend_gives_fresh_noise_of_the_right_size():
     model, x = converted(nn.Linear(4, 3)), torch.ones(1, 4)
     call = compiled(model, "inductor")
     with torch.no_grad():
-        outputs = torch.stack([call(x)[0] for _ in range(2000)])
+        outputs = torch.stack([call(x)[0] for _ in range(1000)])
     with mean_weights(model):
         mean = model(x)[0].detach()
     std = 0.4  # four weights of std 0.2 on inputs of one
-    assert ((outputs.mean(0) - mean).abs() < 4 * std / 2000**0.5).all()
-    assert ((outputs.std(0) / std - 1).abs() < 4 / (2 * 2000) ** 0.5).all()
+    assert ((outputs.mean(0) - mean).abs() < 4 * std / 1000**0.5).all()
+    assert ((outputs.std(0) / std - 1).abs() < 4 / (2 * 1000) ** 0.5).all()
     call(x).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -153,14 +154,25 @@ def test_a_compiled_layer_of_an_eager_model_uses_its_draw(how):
     assert_same_steps(model, model, twin, x)
 
 
-@hows
 @reentrants
-def test_an_eager_checkpoint_around_a_compiled_layer_repeats_the_draw(how, reentrant):
-    model, x = converted(Net(reentrant), how=how), torch.randn(6, 4, requires_grad=True)
+def test_an_eager_checkpoint_around_a_compiled_layer_works_under_local_reparameterisation(
+    reentrant,
+):
+    model, x = converted(Net(reentrant), how="local"), torch.randn(6, 4, requires_grad=True)
     twin = copy.deepcopy(model)
     twin.reentrant = None
-    model.a.compile(backend="aot_eager")
+    model.a.compile(backend="aot_eager", fullgraph=True)
     assert_same_steps(model, model, twin, x)
+
+
+@reentrants
+def test_an_eager_checkpoint_around_a_compiled_layer_with_drawn_weights_is_refused(reentrant):
+    model, x = converted(Net(reentrant)), torch.randn(6, 4, requires_grad=True)
+    model.a.compile(backend="aot_eager")
+    with pytest.raises(
+        RuntimeError, match=r"a gradient checkpoint calls a compiled layer.*whole model"
+    ):
+        model(x).sum().backward()
 
 
 def test_a_graph_break_keeps_one_draw_per_forward():

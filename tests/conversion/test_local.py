@@ -45,12 +45,12 @@ def build(name, scale="weight", std=0.4):
     return model, torch.randn(shape, dtype=torch.float64)
 
 
-def sampled_draws(model, x, num_draws=500):
+def sampled_draws(model, x, num_draws=300):
     with torch.no_grad(), forward_by(model, "sample"):
         return torch.stack([model(x) for _ in range(num_draws)])
 
 
-def local_draws(model, x, num_draws=20_000):
+def local_draws(model, x, num_draws=4_000):
     """Return many draws of one call: examples of a batch get independent noise."""
     with torch.no_grad(), forward_by(model, "local"):
         return model(x.repeat(num_draws, *[1] * (x.ndim - 1))).unflatten(0, (num_draws, -1))
@@ -97,7 +97,7 @@ def test_the_expected_gradient_is_that_of_sampled_weights(name):
             loss = (model(x) - target).square().sum()
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
-    num_draws = 600
+    num_draws = 300
     local, sampled = (
         torch.stack([gradients(how) for _ in range(num_draws)]) for how in ("local", "sample")
     )

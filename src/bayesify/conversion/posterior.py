@@ -10,12 +10,11 @@ while a layer's forward uses it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from bayesify.conversion.recall import (
     Drawn,
@@ -23,11 +22,10 @@ from bayesify.conversion.recall import (
     draw_to_repeat,
     generator_state,
     is_recomputing,
+    refuse_compiled_code,
     repeat,
 )
 from bayesify.distributions import Family, Prior, divergence
-
-Read = TypeVar("Read")
 
 How = Literal["sample", "local", "mean"]
 """How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
@@ -148,7 +146,7 @@ class Posterior(nn.Module):
     def value(self) -> Tensor:
         """Return what a layer reads now: the mean, this forward's draw, or a fresh draw."""
         if torch.compiler.is_compiling() and self._is_repeated():
-            return self._eagerly(self.value)
+            refuse_compiled_code()
         drawn = self._to_repeat()
         if (drawn or self).how == "mean" or self.num_random == 0:
             return self.dense_mean()
@@ -162,9 +160,7 @@ class Posterior(nn.Module):
 
     def way(self) -> str:
         """Return how randomness travels now, or did in the forward a checkpoint repeats."""
-        if torch.compiler.is_compiling() and self._is_repeated():
-            return self._eagerly(self.way)
-        return (self._to_repeat() or self).how
+        return self.how if torch.compiler.is_compiling() else (self._to_repeat() or self).how
 
     def remember(self) -> None:
         """Note how this forward read the tensor, for a checkpoint that has to repeat it."""
@@ -175,10 +171,6 @@ class Posterior(nn.Module):
 
     def _is_repeated(self) -> bool:
         return not self._held and len(self._records) > 0 and is_recomputing()
-
-    @_disable_dynamo
-    def _eagerly(self, read: Callable[[], Read]) -> Read:
-        return read()
 
     def _to_repeat(self) -> Drawn | None:
         if not self._is_repeated():

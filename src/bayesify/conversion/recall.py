@@ -11,10 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import saved_tensors_hooks
 
 
@@ -77,6 +78,19 @@ def is_recomputing() -> bool:
 
 # What torch.compiler.assume_constant_result does, without importing the compiler.
 vars(is_recomputing)["_dynamo_marked_constant"] = True
+
+
+@_disable_dynamo
+def refuse_compiled_code() -> NoReturn:
+    """Say that a compiled layer cannot be called again by a checkpoint around it.
+
+    It would be compiled anew, to save other tensors than the ones the checkpoint looks for.
+    """
+    raise RuntimeError(
+        "a gradient checkpoint calls a compiled layer again, which cannot repeat its draw. Compile "
+        "the whole model, or the function the checkpoint is in, so that the checkpoint is inside "
+        "the compiled code"
+    )
 
 
 def draw_to_repeat(records: Sequence[Drawn], *, was_read_alone: bool) -> Drawn | None:

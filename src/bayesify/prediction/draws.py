@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from bayesify.conversion.posterior import posteriors
-from bayesify.types import batch_size, call_model, output_tensor
+from bayesify.types import batch_size, call_model, device_of, output_tensor
 
 _CPU_LIMIT = 512 * 2**20
+_BYTES_OF_OUTPUTS = 16 * 2**20
 _LARGEST_BATCH_FOR_CONVOLUTIONS = {"cpu": 8, "cuda": 64}
 
 
@@ -37,6 +38,7 @@ class Draws:
     memory_limit: int | None = None
     is_vectorised: bool = True
     how: str = "one pass per draw"
+    _bytes_per_example: int | None = None
 
     @torch.no_grad()
     def outputs(self, inputs: Any, num_samples: int) -> Iterator[Tensor]:
@@ -44,13 +46,14 @@ class Draws:
         if num_samples < 2 or not self._pays(inputs):
             yield from self._one_by_one(inputs, num_samples)
             return
-        first, bytes_per_draw = self._measured(inputs)
-        yield first.unsqueeze(0)
-        chunk = max(1, min(num_samples - 1, self._limit(first.device) // bytes_per_draw))
-        done = 1
+        done = 0
+        if self._bytes_per_example is None:
+            yield self._measured(inputs).unsqueeze(0)
+            done = 1
+        chunk = max(1, min(num_samples, self._limit() // self._bytes_per_draw(inputs)))
         while done < num_samples:
             size = min(chunk, num_samples - done)
-            stack = self._vectorised(inputs, size) if size > 1 and self.is_vectorised else None
+            stack = self._vectorised(inputs, size) if size > 1 else None
             if stack is None:
                 yield from self._one_by_one(inputs, num_samples - done)
                 return
@@ -63,12 +66,19 @@ class Draws:
             return False
         if not any(isinstance(module, _ConvNd) for module in self.model.modules()):
             return True
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        return batch_size(inputs) <= _LARGEST_BATCH_FOR_CONVOLUTIONS.get(device, 8)
+        largest = _LARGEST_BATCH_FOR_CONVOLUTIONS.get(device_of(self.model).type, 8)
+        return batch_size(inputs) <= largest
 
     def _one_by_one(self, inputs: Any, num_samples: int) -> Iterator[Tensor]:
+        kept: list[Tensor] = []
         for _ in range(num_samples):
-            yield output_tensor(call_model(self.model, inputs)).unsqueeze(0)
+            kept.append(output_tensor(call_model(self.model, inputs)))
+            # Outputs are small: summing up several at a time saves most of the summing up.
+            if len(kept) * kept[0].numel() * kept[0].element_size() > _BYTES_OF_OUTPUTS:
+                yield torch.stack(kept)
+                kept = []
+        if kept:
+            yield torch.stack(kept)
 
     def _vectorised(self, inputs: Any, size: int) -> Tensor | None:
         """Return a chunk of draws, or None where the model cannot be vectorised."""
@@ -85,8 +95,8 @@ class Draws:
             self.how = "one pass per draw (the model cannot be vectorised)"
             return None
 
-    def _measured(self, inputs: Any) -> tuple[Tensor, int]:
-        """Return one draw and an upper estimate of the bytes another one takes."""
+    def _measured(self, inputs: Any) -> Tensor:
+        """Return one draw, and measure how much its activations take per example."""
         sizes: list[int] = []
 
         def add(module: nn.Module, args: Any, output: Any) -> None:
@@ -101,13 +111,18 @@ class Draws:
         finally:
             for handle in handles:
                 handle.remove()
+        self._bytes_per_example = 2 * sum(sizes) // max(batch_size(inputs), 1) + 1
+        return output
+
+    def _bytes_per_draw(self, inputs: Any) -> int:
         # A sampled weight exists as noise, as scaled noise and as the weight.
         weights = 3 * 4 * sum(site.num_random for site in posteriors(self.model))
-        return output, max(1, weights + 2 * sum(sizes))
+        return weights + (self._bytes_per_example or 0) * max(batch_size(inputs), 1)
 
-    def _limit(self, device: torch.device) -> int:
+    def _limit(self) -> int:
         if self.memory_limit is not None:
             return self.memory_limit
+        device = device_of(self.model)
         if device.type == "cuda":
             return torch.cuda.mem_get_info(device)[0] // 4
         return _CPU_LIMIT

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN, BAYESIAN = "#9aa1ab", "#2f6db5"
 ALEATORIC, EPISTEMIC = "#efb43f", "#c4472f"
 INK, FAINT = "#22262b", "#6b7280"
-_CLASS_COLOURS = ("#d1495b", "#2f6db5")
+_CLASS_COLOURS = ("#7d1f2c", "#12335c")
 _PLANE_COLOURS = ("#b83a4b", "#e9a3a9", "#ffffff", "#9dbfe6", "#235a9c")
 
 
@@ -93,7 +93,7 @@ def examples_figure(groups: Mapping[str, Sequence[Example]], classes: Sequence[s
         groups: Images by the heading they stand under.
         classes: Name of each class.
     """
-    figure = _figure(1.05 * sum(map(len, groups.values())) + 0.8, 3.4)
+    figure = _figure(1.05 * sum(map(len, groups.values())) + 0.8, 3.3)
     _draw_examples(figure, groups, classes)
     return figure
 
@@ -106,11 +106,11 @@ def demo_figure(
     classes: Sequence[str],
 ) -> Figure:
     """Draw the three pictures above in one: planes and reliability above, examples below."""
-    figure = _figure(12.4, 8.0)
+    figure = _figure(12.4, 7.3)
     figure.suptitle(
         "Where the Bayesian network is unsure", x=0.012, ha="left", size=16, weight="bold"
     )
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.0, 1.02), hspace=0.03)
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.05, 1.0), hspace=0.03)
     left, right = top.subfigures(1, 2, width_ratios=(2.1, 1.0), wspace=0.02)
     _draw_planes(left, planes, *points)
     _draw_reliability(right.subplots(), predictions, num_bins=8)
@@ -179,7 +179,7 @@ def _draw_reliability(
     axes.set_ylabel("how often it is right")
     axes.set_yticks(_QUARTERS)
     axes.set_title("Reliability on test digits", size=11, color=INK, loc="left")
-    axes.legend(loc="upper left", frameon=False, fontsize=9, handletextpad=0.3)
+    axes.legend(loc="lower right", frameon=False, fontsize=9, handletextpad=0.3)
     axes.tick_params(labelsize=8, colors=FAINT, length=0)
     axes.grid(color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -201,17 +201,40 @@ def _draw_examples(
         raise ValueError("groups must hold at least one example to draw")
     widths = [len(examples) for examples in groups.values()]
     panels = parent.subfigures(1, len(groups), width_ratios=widths, squeeze=False)[0]
+    _name_colours(parent, groups)
     limit = math.log(len(classes))
     for position, (panel, (heading, examples)) in enumerate(
         zip(panels, groups.items(), strict=True)
     ):
         panel.suptitle(heading, size=11, color=INK, x=0.02, ha="left")
-        rows = panel.subplots(3, len(examples), squeeze=False, height_ratios=(1.25, 1.0, 0.3))
+        rows = panel.subplots(3, len(examples), squeeze=False, height_ratios=(1.0, 0.8, 0.36))
         for column, example in enumerate(examples):
             is_first = position == 0 and column == 0
             _draw_image(rows[0][column], example)
             _draw_probs(rows[1][column], example, classes, is_first=is_first)
             _draw_parts(rows[2][column], example, limit, is_first=is_first)
+
+
+def _name_colours(
+    parent: Figure | SubFigure, groups: Mapping[str, Sequence[Example]]
+) -> None:
+    from matplotlib.patches import Patch
+
+    has_plain = any(each.plain_probs is not None for group in groups.values() for each in group)
+    words = {"plain": "#dde0e5"} if has_plain else {}
+    words |= {"Bayesian": BAYESIAN, "noise (aleatoric)": ALEATORIC}
+    words["ignorance (epistemic)"] = EPISTEMIC
+    parent.legend(
+        handles=[Patch(color=colour, label=word) for word, colour in words.items()],
+        loc="outside lower right",
+        ncols=len(words),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.0,
+        handleheight=1.0,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
 
 
 def _draw_image(axes: Axes, example: Example) -> None:
@@ -234,16 +257,7 @@ def _draw_probs(
     axes.tick_params(length=0, pad=1)
     if is_first:
         axes.set_ylabel("probability", size=8, color=FAINT)
-        _name_bars(axes, has_plain=example.plain_probs is not None)
     _frame(axes, only=("bottom",))
-
-
-def _name_bars(axes: Axes, *, has_plain: bool) -> None:
-    words = [("Bayesian", BAYESIAN), *([("plain", PLAIN)] if has_plain else [])]
-    for line, (word, colour) in enumerate(words):
-        height = 0.94 - 0.15 * line
-        axes.text(0.98, height, word, transform=axes.transAxes, size=7.5, color=colour,
-                  ha="right", va="top")
 
 
 def _draw_parts(axes: Axes, example: Example, limit: float, *, is_first: bool) -> None:
@@ -256,7 +270,7 @@ def _draw_parts(axes: Axes, example: Example, limit: float, *, is_first: bool) -
     axes.text(0, -0.92, f"{aleatoric:.2f}", size=7.5, color=_darker(ALEATORIC), ha="left")
     axes.text(limit, -0.92, f"{epistemic:.2f}", size=7.5, color=EPISTEMIC, ha="right")
     if is_first:
-        axes.set_ylabel("nats", size=8, color=FAINT)
+        axes.set_ylabel("entropy", size=8, color=FAINT)
     _frame(axes, only=())
 
 

@@ -1,0 +1,134 @@
+"""Likelihoods against torch.distributions, and the weight of several outputs per example."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Categorical, Normal
+
+from bayesify.training.likelihood import (
+    Classification,
+    CustomLikelihood,
+    GaussianRegression,
+    as_likelihood,
+    likelihood_from_dict,
+)
+
+
+def test_classification_nll_is_the_categorical_one() -> None:
+    logits, targets = torch.randn(7, 4), torch.randint(0, 4, (7,))
+    expected = -Categorical(logits=logits).log_prob(targets).mean()
+    torch.testing.assert_close(Classification().nll(logits, targets), expected)
+
+
+def test_pixels_and_tokens_are_summed_within_an_example() -> None:
+    logits, targets = torch.randn(3, 5, 6, 2), torch.randint(0, 5, (3, 6, 2))
+    expected = F.cross_entropy(logits, targets, reduction="sum") / 3
+    torch.testing.assert_close(Classification().nll(logits, targets), expected)
+    tokens, words = torch.randn(3, 6, 5), torch.randint(0, 5, (3, 6))
+    expected = F.cross_entropy(tokens.flatten(0, 1), words.flatten(), reduction="sum") / 3
+    likelihood = Classification()
+    torch.testing.assert_close(likelihood.nll(tokens, words), expected)
+    assert likelihood.class_axis == -1
+
+
+def test_ignored_outputs_do_not_count() -> None:
+    logits, targets = torch.randn(4, 3), torch.tensor([0, -100, 2, -100])
+    expected = F.cross_entropy(logits[[0, 2]], targets[[0, 2]], reduction="sum") / 4
+    torch.testing.assert_close(Classification().nll(logits, targets), expected)
+
+
+def test_predictive_nll_averages_probabilities_not_losses() -> None:
+    outputs = [torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 4.0]])]
+    probs = torch.stack([output.softmax(1) for output in outputs]).mean(0)
+    found = Classification().predictive_nll(outputs, torch.tensor([0]))
+    torch.testing.assert_close(found, -probs[0, 0].log())
+    assert Classification().score(outputs, torch.tensor([0])) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e30])
+def test_huge_logits_stay_finite(scale: float) -> None:
+    logits = torch.tensor([[scale, -scale], [-scale, scale]], requires_grad=True)
+    nll = Classification().nll(logits, torch.tensor([0, 1]))
+    nll.backward()
+    assert nll.item() == 0.0
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_half_precision_outputs_are_summed_in_float32() -> None:
+    logits = torch.randn(64, 10).bfloat16()
+    nll = Classification().nll(logits, torch.zeros(64, dtype=torch.long))
+    assert nll.dtype == torch.float32
+
+
+def test_known_noise_is_the_normal_likelihood() -> None:
+    mean, targets = torch.randn(5, 2), torch.randn(5, 2)
+    expected = -Normal(mean, 0.3).log_prob(targets).sum(1).mean()
+    torch.testing.assert_close(GaussianRegression(0.3).nll(mean, targets), expected)
+
+
+def test_predicted_noise_is_read_from_the_second_half() -> None:
+    output, targets = torch.randn(5, 4), torch.randn(5, 2)
+    std = (F.softplus(output[:, 2:]) + 1e-6).sqrt()
+    expected = -Normal(output[:, :2], std).log_prob(targets).sum(1).mean()
+    torch.testing.assert_close(GaussianRegression("predicted").nll(output, targets), expected)
+
+
+def test_learned_noise_starts_at_the_variance_and_finds_the_residual() -> None:
+    torch.manual_seed(0)
+    targets = 3.0 * torch.randn(2000, 1)
+    likelihood = GaussianRegression()
+    likelihood.start(targets)
+    assert likelihood.split(torch.zeros(1))[1].item() == pytest.approx(targets.var().item(), rel=1e-3)
+    optimizer = torch.optim.Adam(likelihood.parameters(), 0.1)
+    output = targets + 0.5 * torch.randn_like(targets)
+    for _ in range(300):
+        optimizer.zero_grad()
+        likelihood.nll(output, targets).backward()
+        optimizer.step()
+    assert likelihood.split(output)[1].item() == pytest.approx(
+        (output - targets).square().mean().item(), rel=0.01
+    )
+
+
+def test_regression_predictive_nll_is_of_the_mixture() -> None:
+    outputs, targets = [torch.randn(4, 2) for _ in range(3)], torch.randn(4, 2)
+    joint = torch.stack([Normal(o, 0.7).log_prob(targets).sum(1) for o in outputs])
+    expected = -(joint.logsumexp(0) - math.log(3)).mean()
+    torch.testing.assert_close(GaussianRegression(0.7).predictive_nll(outputs, targets), expected)
+
+
+def test_targets_are_never_broadcast() -> None:
+    likelihood = GaussianRegression(1.0)
+    column, row = torch.randn(6, 1), torch.randn(6)
+    torch.testing.assert_close(likelihood.nll(column, row), likelihood.nll(column[:, 0], row))
+    with pytest.raises(ValueError, match="would train on the wrong pairs"):
+        likelihood.nll(torch.randn(6, 3), row)
+
+
+def test_as_likelihood_reads_the_targets() -> None:
+    assert isinstance(as_likelihood(None, torch.tensor([1])), Classification)
+    assert isinstance(as_likelihood(None, torch.tensor([1.0])), GaussianRegression)
+    assert isinstance(as_likelihood(lambda o, t: o.sum(), None), CustomLikelihood)
+    with pytest.raises(TypeError, match="likelihood must be"):
+        as_likelihood("clasification", None)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [Classification(-1, 3, [1.0, 2.0]), GaussianRegression("predicted"), GaussianRegression(0.2)],
+)
+def test_likelihood_survives_a_file(likelihood: Classification) -> None:
+    assert likelihood_from_dict(likelihood.to_dict()).to_dict() == likelihood.to_dict()
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="noise must be 'learned', 'predicted' or a positive"):
+        GaussianRegression(-1.0)
+    with pytest.raises(ValueError, match="needs an even last axis"):
+        GaussianRegression("predicted").split(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="one output per class"):
+        Classification().nll(torch.zeros(4, 1), torch.zeros(4, 2, dtype=torch.long))
+    with pytest.raises(TypeError, match="integer classes"):
+        Classification().nll(torch.zeros(4, 2), torch.zeros(4))
