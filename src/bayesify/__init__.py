@@ -17,6 +17,7 @@ from bayesify.conversion import (
     convert,
     convert_,
     revert,
+    summary,
     kl,
     mean_weights,
     one_sample,
@@ -72,4 +73,5 @@ __all__ = [
     "predict",
     "revert",
     "save",
+    "summary",
 ]

@@ -25,7 +25,7 @@ def test_schedules_pass_through_their_corners() -> None:
     assert warm_up(fraction=0.0)(0.0) == 1.0
 
 
-@pytest.mark.parametrize("name", schedules)
+@pytest.mark.parametrize("name", list(schedules))
 def test_every_schedule_stays_between_nothing_and_one(name: str) -> None:
     schedule = schedules[name]()
     values = [schedule(step / 100) for step in range(101)]

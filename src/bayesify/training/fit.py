@@ -299,13 +299,15 @@ class _Run:
         chosen, known = self.settings.likelihood, self.record.likelihood
         if chosen is None and isinstance(known, Likelihood):
             return known
-        # Looking at a batch must not change the order of the batches to come.
-        before = RandomState.capture(self.generators)
-        _, targets = split_batch(next(iter(loader)))
-        before.restore(self.generators)
-        likelihood = as_likelihood(chosen, targets)
-        if targets is not None:
-            likelihood.start(targets)
+        likelihood = None if chosen is None else as_likelihood(chosen, None)
+        if likelihood is None or likelihood.starts_from_targets:
+            # Looking at a batch must not change the order of the batches to come.
+            before = RandomState.capture(self.generators)
+            _, targets = split_batch(next(iter(loader)))
+            before.restore(self.generators)
+            likelihood = likelihood or as_likelihood(None, targets)
+            if targets is not None:
+                likelihood.start(targets)
         for parameter in likelihood.parameters():
             parameter.data = self.fabric.broadcast(parameter.data)
         return likelihood

@@ -29,6 +29,8 @@ class Likelihood(nn.Module, ABC):
     task: ClassVar[Task]
     score_name: ClassVar[str]
     higher_is_better: ClassVar[bool]
+    starts_from_targets = False
+    """Whether `start` wants a look at some targets before training."""
 
     @abstractmethod
     def nll(self, output: Any, targets: Tensor) -> Tensor:
@@ -150,6 +152,7 @@ class GaussianRegression(Likelihood):
                 f"{noise!r}"
             )
         self.noise = noise
+        self.starts_from_targets = noise == "learned"
         if noise == "learned":
             self.raw_noise_variance = nn.Parameter(inverse_softplus(torch.tensor(1.0)))
 
