@@ -113,7 +113,7 @@ def demo_figure(
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.05, 1.0), hspace=0.03)
     left, right = top.subfigures(1, 2, width_ratios=(2.1, 1.0), wspace=0.02)
     _draw_planes(left, planes, *points)
-    _draw_reliability(right.subplots(), predictions, num_bins=8)
+    _draw_reliability(right.subplots(), predictions, num_bins=6)
     _draw_examples(bottom, groups, classes)
     return figure
 

@@ -1,0 +1,38 @@
+# On a fresh machine `make demo` or `make test` sets everything up and runs.
+PYTHON ?= python3
+BIN := .venv/bin
+# Two threads on a busy machine can be seventy times slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test check format clean
+
+help:
+	@echo "make demo    train a plain and a Bayesian network on real digits, compare them, draw it"
+	@echo "make test    run the checks and the tests"
+	@echo "make check   run ruff and pyright"
+	@echo "make format  let ruff format and mend the code"
+	@echo "make clean   remove the virtual environment"
+
+.venv/.installed: pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check $$(grep '^torch==' requirements-dev.txt)
+	$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.txt -e .
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/bayesify demo
+
+check: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: check
+	$(BIN)/pytest -n 2 --dist worksteal
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
