@@ -42,7 +42,7 @@ def train(cell: dict[str, Any], data: Path, epochs: int, folder: Path, seed: int
     mnist = bf.load_dataset("mnist", data)
     train_data, val_data = split(mnist.train, 5000, seed=0)
     torch.manual_seed(seed)
-    net = bf.models["lenet_5"]()
+    net = bf.build_model("lenet_5")
     options = {key: value for key, value in cell.items() if key in ("prior_std", "how")}
     method = bf.Deterministic() if "plain" in cell else bf.MeanField(**options)
     model = bf.convert(net, method)

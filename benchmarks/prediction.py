@@ -81,7 +81,7 @@ def main() -> None:
     models = MODELS | ({"resnet_18": (3, 32, 32)} if is_gpu else {})
     results: dict[str, Any] = {}
     for name, shape in models.items():
-        model = bf.convert(bf.models[name](), bf.MeanField()).to(device).eval()
+        model = bf.convert(bf.build_model(name), bf.MeanField()).to(device).eval()
         for size in (1, 32, 256):
             if not is_gpu and name == "resnet_20" and size > 32:
                 continue

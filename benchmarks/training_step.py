@@ -234,7 +234,7 @@ def on_gpu(wanted: argparse.Namespace) -> dict[str, Any]:
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        return bf.models["resnet_18"]().to(device, memory_format=torch.channels_last)
+        return bf.build_model("resnet_18").to(device, memory_format=torch.channels_last)
 
     return {"resnet_18, batch 512, bf16": compare(build, x, y, wanted)}
 
@@ -245,7 +245,7 @@ def on_cpu(wanted: argparse.Namespace) -> dict[str, Any]:
     for name, shape, size in (("lenet_5", (1, 28, 28), 128), ("resnet_20", (3, 32, 32), 64)):
         x, y = torch.randn(size, *shape), torch.randint(0, 10, (size,))
         results[f"{name}, batch {size}, float32, one thread"] = compare(
-            lambda name=name: bf.models[name](), x, y, wanted
+            lambda name=name: bf.build_model(name), x, y, wanted
         )
     return results
 

@@ -22,7 +22,6 @@ from bayesify.conversion import (
     mean_weights,
     one_sample,
     Method,
-    methods,
 )
 from bayesify.training import (
     fit,
@@ -37,8 +36,8 @@ from bayesify.prediction import predict, Predictive
 from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField
 from bayesify.evaluation import evaluate, Evaluation
 from bayesify.exporting import save, load
-from bayesify.models import models
-from bayesify.data import datasets, load_dataset
+from bayesify.models import build_model
+from bayesify.data import load_dataset
 
 __all__ = [
     "ArchiveError",
@@ -57,9 +56,9 @@ __all__ = [
     "Method",
     "Predictive",
     "__version__",
+    "build_model",
     "convert",
     "convert_",
-    "datasets",
     "elbo_loss",
     "evaluate",
     "fit",
@@ -67,8 +66,6 @@ __all__ = [
     "load",
     "load_dataset",
     "mean_weights",
-    "methods",
-    "models",
     "one_sample",
     "predict",
     "revert",

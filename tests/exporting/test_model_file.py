@@ -51,7 +51,7 @@ def test_file_names_tensors_as_people_do(tmp_path: Path) -> None:
 
 
 def test_registered_model_needs_no_architecture(tmp_path: Path) -> None:
-    net = bf.models["mlp"](in_features=4, hidden=(5,), out_features=2)
+    net = bf.build_model("mlp", in_features=4, hidden=(5,), out_features=2)
     options = {"in_features": 4, "hidden": [5], "out_features": 2}
     model = bf.convert(net, bf.MeanField())
     bf.save(model, tmp_path / "m", architecture="mlp", options=options, note={"classes": ["a"]})

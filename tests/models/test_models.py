@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayesify.models import models
+from bayesify.models import build_model, models
 
 INPUT_SHAPES = {
     "mlp": (1, 28, 28),
@@ -70,3 +70,9 @@ def test_model_treats_each_input_alone_in_evaluation(name):
 def test_models_unknown_name_suggests_the_closest():
     with pytest.raises(LookupError, match=r"unknown model 'lenet5'\. Did you mean 'lenet_5'\?"):
         models["lenet5"]
+
+
+def test_build_model_passes_options_and_names_unknown_ones():
+    assert build_model("lenet_300_100", num_classes=3)(torch.zeros(2, 784)).shape == (2, 3)
+    with pytest.raises(TypeError, match=r"Did you mean 'num_classes'"):
+        build_model("lenet_300_100", num_class=3)
