@@ -26,6 +26,7 @@ from bayesify.conversion import (
 from bayesify.training import (
     fit,
     elbo_loss,
+    refresh_norms,
     Classification,
     CustomLikelihood,
     FitSettings,
@@ -68,6 +69,7 @@ __all__ = [
     "mean_weights",
     "one_sample",
     "predict",
+    "refresh_norms",
     "revert",
     "save",
     "summary",

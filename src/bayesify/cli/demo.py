@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from bayesify.cli.console import answers, errors
 from bayesify.conversion import Method, convert
 from bayesify.data import TensorData, load_dataset, loader
-from bayesify.evaluation import Evaluation, evaluate
+from bayesify.evaluation import Evaluation
+from bayesify.evaluation.evaluate import summarise
 from bayesify.methods import Deterministic, MeanField
 from bayesify.models import MLP
 from bayesify.prediction import Predictive, predict
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 NUM_KNOWN = 8
 PLAIN, BAYESIAN = "plain", "Bayesian"
+Answers = tuple[Predictive, Predictive]
+"""What a network says of the test digits, and of the digits it has never seen."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,26 @@ def _one_thread() -> Iterator[None]:
 def _compare(seed: int, quick: bool) -> tuple[dict[str, Evaluation], int, Figure]:
     known, test, unseen = _digits()
     num_samples = 10 if quick else 50
-    models, tables = {}, {}
+    answered: dict[str, Answers] = {}
+    tables: dict[str, Evaluation] = {}
     for name, setting in DIGITS.items():
         errors.print(f"training the {name} network on {len(known):,} digits ...")
-        models[name] = _train(_network, known, setting, seed, quick)
-        torch.manual_seed(seed)
-        ood = {"unseen": loader(unseen, 512)}
-        tables[name] = evaluate(
-            models[name], loader(test, 512), ood=ood, num_samples=num_samples, progress=False
+        model = _train(_network, known, setting, seed, quick)
+        familiar, strange = (
+            predict(model, _inputs(part), num_samples=num_samples, batch_size=512, seed=seed)
+            for part in (test, unseen)
         )
+        answered[name] = (familiar, strange)
+        tables[name] = summarise([(familiar, test.targets)], {"unseen": [(strange, None)]})
     errors.print("training both on two moons, for the picture ...")
     moons, planes = _moons(seed, num_samples, quick)
-    figure = _figure(models, (test, unseen), planes, moons, num_samples, seed)
+    figure = demo_figure(
+        planes,
+        (moons.inputs, moons.targets),
+        {name: (found.probs, test.targets) for name, (found, _) in answered.items()},
+        _groups(test, unseen, answered),
+        [str(digit) for digit in range(NUM_KNOWN)],
+    )
     return tables, len(unseen), figure
 
 
@@ -126,6 +137,10 @@ def _digits() -> tuple[TensorData, TensorData, TensorData]:
         for part in (data.train, data.test)
     )
     return known, test, every.select((every.targets >= NUM_KNOWN).nonzero().flatten())
+
+
+def _inputs(part: TensorData) -> Tensor:
+    return part.__getitems__(range(len(part)))[0]
 
 
 def _network() -> nn.Module:
@@ -158,7 +173,7 @@ def _moons(seed: int, num_samples: int, quick: bool) -> tuple[TensorData, list[P
     columns, rows = torch.linspace(left, right, 100), torch.linspace(bottom, top, 90)
     grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1).reshape(-1, 2)
     titles = {
-        PLAIN: "Plain: sure of itself everywhere",
+        PLAIN: "Plain: sure almost everywhere (white is 50 : 50)",
         BAYESIAN: "Bayesian: less sure away from the data",
     }
     planes = []
@@ -203,37 +218,19 @@ def _print_table(tables: dict[str, Evaluation], num_unseen: int) -> None:
         answers.print(f"  {name}: {setting.method}, {options}", highlight=False, markup=False)
 
 
-def _figure(
-    models: dict[str, nn.Module],
-    parts: tuple[TensorData, TensorData],
-    planes: list[Plane],
-    moons: TensorData,
-    num_samples: int,
-    seed: int,
-) -> Figure:
-    test, unseen = parts
-
-    def of(name: str, part: TensorData) -> Predictive:
-        inputs, _ = part.__getitems__(range(len(part)))
-        return predict(models[name], inputs, num_samples=num_samples, batch_size=512, seed=seed)
-
-    predictions = {name: of(name, test) for name in models}
-    bayesian, plain = predictions[BAYESIAN], predictions[PLAIN]
-    order = bayesian.entropy.argsort(stable=True)
+def _groups(
+    test: TensorData, unseen: TensorData, answered: dict[str, Answers]
+) -> dict[str, list[Example]]:
+    familiar, strange = answered[BAYESIAN]
+    plain, plain_strange = answered[PLAIN]
+    order = familiar.entropy.argsort(stable=True)
     # Spread over the unseen digits, not picked by what the networks say of them.
     some = torch.linspace(0, len(unseen) - 1, 4).long()
-    strange = {name: of(name, unseen) for name in models}
-    return demo_figure(
-        planes,
-        (moons.inputs, moons.targets),
-        {name: (found.probs, test.targets) for name, found in predictions.items()},
-        {
-            "surest test digits": _examples(test, _one_per_class(order, test), bayesian, plain),
-            "least sure test digits": _examples(test, order.flip(0)[:5], bayesian, plain),
-            "never seen in training": _examples(unseen, some, strange[BAYESIAN], strange[PLAIN]),
-        },
-        [str(digit) for digit in range(NUM_KNOWN)],
-    )
+    return {
+        "surest test digits": _examples(test, _one_per_class(order, test), familiar, plain),
+        "least sure test digits": _examples(test, order.flip(0)[:5], familiar, plain),
+        "never seen in training": _examples(unseen, some, strange, plain_strange),
+    }
 
 
 def _one_per_class(order: Tensor, part: TensorData, num_classes: int = 3) -> Tensor:

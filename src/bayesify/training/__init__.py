@@ -2,6 +2,7 @@
 
 from bayesify.training.fit import History, fit
 from bayesify.training.likelihood import Classification, CustomLikelihood, GaussianRegression
+from bayesify.training.norm_statistics import refresh_norms
 from bayesify.training.objective import elbo_loss
 from bayesify.training.settings import FitSettings
 
@@ -13,4 +14,5 @@ __all__ = [
     "History",
     "elbo_loss",
     "fit",
+    "refresh_norms",
 ]
