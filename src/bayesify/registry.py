@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
+Added = TypeVar("Added")
 
 
 class Registry(Generic[Entry]):
@@ -25,13 +26,13 @@ class Registry(Generic[Entry]):
         self.kind = kind
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Return a decorator that files its argument under `name`."""
+    def register(self, name: str) -> Callable[[Added], Added]:
+        """Return a decorator that files its argument under `name` and keeps its type."""
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
 
-        def add(entry: Entry) -> Entry:
-            self._entries[name] = entry
+        def add(entry: Added) -> Added:
+            self._entries[name] = cast(Entry, entry)
             return entry
 
         return add
@@ -58,14 +59,14 @@ class TypeRegistry(Generic[Entry]):
         self.kind = kind
         self._entries: dict[tuple[type, ...], Entry] = {}
 
-    def register(self, *types: type) -> Callable[[Entry], Entry]:
-        """Return a decorator that files its argument under this tuple of types."""
+    def register(self, *types: type) -> Callable[[Added], Added]:
+        """Return a decorator that files its argument under these types and keeps its type."""
         if types in self._entries:
             names = ", ".join(kind.__name__ for kind in types)
             raise ValueError(f"{self.kind} for ({names}) is registered twice")
 
-        def add(entry: Entry) -> Entry:
-            self._entries[types] = entry
+        def add(entry: Added) -> Added:
+            self._entries[types] = cast(Entry, entry)
             return entry
 
         return add
@@ -76,9 +77,7 @@ class TypeRegistry(Generic[Entry]):
         for keys, entry in self._entries.items():
             if len(keys) != len(types) or not all(map(issubclass, types, keys)):
                 continue
-            distance = tuple(
-                kind.__mro__.index(key) for kind, key in zip(types, keys, strict=True)
-            )
+            distance = tuple(kind.__mro__.index(key) for kind, key in zip(types, keys, strict=True))
             if best is None or distance < best[0]:
                 best = (distance, entry)
         return best[1] if best else None

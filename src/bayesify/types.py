@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 
 class ConversionError(ValueError):
@@ -57,7 +59,7 @@ def call_model(model: Any, inputs: Any) -> Any:
     """Call a model on inputs: a mapping by keyword, a tuple or list by position."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
+    if isinstance(inputs, (tuple, list)) and not isinstance(inputs, PackedSequence):
         return model(*inputs)
     return model(inputs)
 
@@ -86,6 +88,8 @@ def batch_size(inputs: Any) -> int:
     """Return how many examples a batch of inputs holds."""
     if isinstance(inputs, Tensor):
         return inputs.shape[0]
+    if isinstance(inputs, PackedSequence):
+        return int(inputs.batch_sizes[0])
     values = inputs.values() if isinstance(inputs, Mapping) else inputs
     for value in values:
         if isinstance(value, Tensor) and value.ndim:
@@ -95,12 +99,28 @@ def batch_size(inputs: Any) -> int:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Move every tensor in a nested batch to a device."""
+    if isinstance(value, PackedSequence):
+        return value.to(device)  # its lengths stay on the CPU
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nested batch or output of the same kind with every tensor changed."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: to_device(entry, device) for key, entry in value.items()}
+        entries = {key: map_tensors(entry, change) for key, entry in value.items()}
+        if not isinstance(value, MutableMapping):
+            return entries
+        # A record that is also a mapping keeps its class: people read its fields by name.
+        twin = copy.copy(value)
+        for key, entry in entries.items():
+            twin[key] = entry
+        return twin
     if isinstance(value, (tuple, list)):
-        return type(value)(to_device(entry, device) for entry in value)
+        entries = [map_tensors(entry, change) for entry in value]
+        # A named tuple takes its entries one by one, unless it is made this way.
+        return type(value)._make(entries) if hasattr(value, "_make") else type(value)(entries)
     return value
 
 

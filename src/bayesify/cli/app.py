@@ -11,7 +11,15 @@ from bayesify.cli.console import errors
 from bayesify.version import __version__
 
 # What the library raises on purpose; anything else is a fault of ours and keeps its traceback.
-_EXPECTED = (ValueError, TypeError, LookupError, OSError, ArithmeticError, ImportError, RuntimeError)
+_EXPECTED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    OSError,
+    ArithmeticError,
+    ImportError,
+    RuntimeError,
+)
 _WRONG_INPUT = 2
 _INTERRUPTED = 130
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_KNOWN = 8
+_QUICK_EPOCHS = 3
 PLAIN, BAYESIAN = "plain", "Bayesian"
 Answers = tuple[Predictive, Predictive]
 """What a network says of the test digits, and of the digits it has never seen."""
@@ -41,6 +43,20 @@ class Setting:
 
     method: Method
     fit: dict[str, Any]
+
+    def options(self, quick: bool) -> dict[str, Any]:
+        """Return the options of `fit`."""
+        return {**self.fit, "epochs": _QUICK_EPOCHS} if quick else self.fit
+
+    def in_words(self, quick: bool) -> str:
+        """Return every choice that is not a default."""
+        chosen = ", ".join(
+            f"{field.name}={getattr(self.method, field.name)!r}"
+            for field in dataclasses.fields(self.method)
+            if getattr(self.method, field.name) != field.default
+        )
+        options = ", ".join(f"{key}={value}" for key, value in self.options(quick).items())
+        return f"{type(self.method).__name__}({chosen}), {options}"
 
 
 # Chosen for each network on 300 of the training digits 0 to 7, held out, by the nll averaged over
@@ -72,9 +88,10 @@ def demo(
 ) -> None:
     """Train a plain and a Bayesian network on handwritten digits, and compare them.
 
-    Both learn the digits 0 to 7 that come with scikit-learn; 8 and 9 are kept from them. The
-    table says how good and how honest each is on test digits, and how well its uncertainty tells
-    the digits it has never seen. The picture shows where the Bayesian one is unsure.
+    Both learn the digits 0 to 7 that come with scikit-learn; 8 and 9 are
+    kept from them. The table says how good and how honest each is on test
+    digits, and how well its uncertainty tells the digits it has never seen.
+    The picture shows where the Bayesian one is unsure.
 
     [cyan]bayesify demo[/cyan]
 
@@ -83,7 +100,7 @@ def demo(
     began = time.perf_counter()
     with _one_thread():
         tables, num_unseen, figure = _compare(seed, quick)
-    _print_table(tables, num_unseen)
+    _print_table(tables, num_unseen, quick)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
     seconds = time.perf_counter() - began
@@ -131,7 +148,9 @@ def _digits() -> tuple[TensorData, TensorData, TensorData]:
     """Return training and test digits below `NUM_KNOWN`, and every digit that is not."""
     data = load_dataset("digits")
     inputs = torch.cat([data.train.inputs, data.test.inputs])
-    every = TensorData(inputs, torch.cat([data.train.targets, data.test.targets]), data.test.transform)
+    every = TensorData(
+        inputs, torch.cat([data.train.targets, data.test.targets]), data.test.transform
+    )
     known, test = (
         part.select((part.targets < NUM_KNOWN).nonzero().flatten())
         for part in (data.train, data.test)
@@ -161,9 +180,8 @@ def _train(
 ) -> nn.Module:
     torch.manual_seed(seed)
     model = convert(network(), setting.method)
-    options = {**setting.fit, "epochs": 3} if quick else setting.fit
     batch_size = 64 if len(data) > 100 else len(data)
-    fit(model, loader(data, batch_size, shuffle=True), seed=seed, **options)
+    fit(model, loader(data, batch_size, shuffle=True), seed=seed, **setting.options(quick))
     return model
 
 
@@ -188,7 +206,7 @@ def _moons(seed: int, num_samples: int, quick: bool) -> tuple[TensorData, list[P
     return data, planes
 
 
-def _print_table(tables: dict[str, Evaluation], num_unseen: int) -> None:
+def _print_table(tables: dict[str, Evaluation], num_unseen: int, quick: bool) -> None:
     columns = {
         "accuracy": (True, lambda found: found["accuracy"]),
         "NLL": (False, lambda found: found["nll"]),
@@ -214,8 +232,7 @@ def _print_table(tables: dict[str, Evaluation], num_unseen: int) -> None:
         table.add_row(name, *cells)
     answers.print(table)
     for name, setting in DIGITS.items():
-        options = ", ".join(f"{key}={value}" for key, value in setting.fit.items())
-        answers.print(f"  {name}: {setting.method}, {options}", highlight=False, markup=False)
+        answers.print(f"  {name}: {setting.in_words(quick)}", highlight=False, markup=False)
 
 
 def _groups(
@@ -241,9 +258,7 @@ def _one_per_class(order: Tensor, part: TensorData, num_classes: int = 3) -> Ten
     return torch.tensor(list(firsts.values())[:num_classes])
 
 
-def _examples(
-    part: TensorData, indices: Tensor, bayesian: Any, plain: Predictive
-) -> list[Example]:
+def _examples(part: TensorData, indices: Tensor, bayesian: Any, plain: Predictive) -> list[Example]:
     return [
         Example(part.inputs[i, 0], f"a {int(part.targets[i])}", bayesian[i], plain[i].probs[0])
         for i in indices.tolist()

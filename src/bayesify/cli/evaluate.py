@@ -31,9 +31,7 @@ def evaluate(
         typer.Option(help="Out-of-distribution data: a data set or a variant. May be repeated."),
     ] = None,
     num_samples: Annotated[int, typer.Option(help="Posterior samples per prediction.")] = 30,
-    by: Annotated[
-        str | None, typer.Option(help="How to predict: sample, local, mean, ...")
-    ] = None,
+    by: Annotated[str | None, typer.Option(help="How to predict: sample, local, mean, ...")] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="A metric; by default the task's. May be repeated.")
     ] = None,
@@ -51,8 +49,9 @@ def evaluate(
 
     [cyan]bayesify evaluate runs/lenet --data mnist --ood fashion_mnist --ood rotated[/cyan]
 
-    Strange data is another data set of the same shape, or a variant of the test data itself:
-    inverted, noise, rotated, shuffled. Both are normalised as the training data was.
+    Strange data is another data set with inputs of the same shape, or a
+    variant of the test data itself: inverted, noise, rotated, shuffled.
+    Both are normalised as the training data was.
     """
     trained = load_trained(path).on(device)
     familiar = trained.load_data(data, data_root)

@@ -15,23 +15,33 @@ from rich.markup import escape
 from rich.table import Table
 
 from bayesify.cli.console import answers, errors
+from bayesify.conversion.method import methods
 from bayesify.conversion.posterior import posteriors
+from bayesify.data import datasets
+from bayesify.models.catalogue import models
 from bayesify.recipes.recipe import Recipe, make_recipe, read_recipe
 from bayesify.recipes.run import Parts, run_recipe
 from bayesify.recipes.run_folder import RunFolder
+from bayesify.registry import Registry
 from bayesify.training import History
 
 _INTERRUPTED = 130
 
 
+def _names(word: str, registry: Registry[Any]) -> str:
+    return f"{word}: {', '.join(registry)}."
+
+
 def fit(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="A recipe (TOML), or the folder of an earlier run.", show_default=False),
+        typer.Argument(
+            help="A recipe (TOML), or the folder of an earlier run.", show_default=False
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, such as mlp or lenet_5.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data set, such as digits or mnist.")] = None,
-    method: Annotated[str | None, typer.Option(help="Method, such as mean_field.")] = None,
+    model: Annotated[str | None, typer.Option(help=_names("Model", models))] = None,
+    data: Annotated[str | None, typer.Option(help=_names("Data", datasets))] = None,
+    method: Annotated[str | None, typer.Option(help=_names("Method", methods))] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
     validation: Annotated[
@@ -52,7 +62,7 @@ def fit(
         bool, typer.Option("--overwrite", help="Replace a run that lies in the folder.")
     ] = False,
 ) -> None:
-    """Train a network as a recipe, flags, or both describe it. Flags win.
+    r"""Train a network as a recipe, flags, or both describe it. Flags win.
 
     [bold]Without a recipe:[/bold]
 
@@ -60,14 +70,19 @@ def fit(
 
     [bold]With one,[/bold] some of it changed by flags:
 
-    [cyan]bayesify fit run.toml --epochs 5 --set method.prior_std=0.2 --run-dir runs/small[/cyan]
+    [cyan]bayesify fit run.toml --epochs 5 --set method.prior_std=0.2[/cyan]
 
     [bold]Stopped with Ctrl-C,[/bold] or killed? Go on to the very same weights:
 
-    [cyan]bayesify fit runs/small --resume[/cyan]
+    [cyan]bayesify fit runs/run --resume[/cyan]
 
-    A recipe has the tables [model], [data], [method], each with a name and its options, and [fit]
-    with any field of FitSettings. The run's folder holds config.toml (every choice), metrics.csv,
+    A recipe is a TOML file with the tables \[model], \[data] and \[method],
+    each with a name and its options, \[fit] with any field of FitSettings,
+    and a seed. Options that the data decide, such as in_features, may be
+    left out. A flag that names another model, data set or method drops the
+    recipe's options of the old one.
+
+    The run's folder holds config.toml (every choice made), metrics.csv,
     log.txt, checkpoint.safetensors and, at the end, model.safetensors.
     """
     named = {"model": {"name": model}, "method": {"name": method}}

@@ -35,9 +35,7 @@ def predict(
         typer.Option(help="Data set (its test part), or an .npy or .csv file of inputs."),
     ] = None,
     num_samples: Annotated[int, typer.Option(help="Posterior samples per prediction.")] = 30,
-    by: Annotated[
-        str | None, typer.Option(help="How to predict: sample, local, mean, ...")
-    ] = None,
+    by: Annotated[str | None, typer.Option(help="How to predict: sample, local, mean, ...")] = None,
     batch_size: Annotated[int, typer.Option(help="Examples per pass.")] = 256,
     data_root: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
@@ -50,9 +48,12 @@ def predict(
 
     [cyan]bayesify predict runs/small --data my_images.npy[/cyan]
 
-    A file holds one example per row, on the scale the training data is stored in (images 0..255
-    as integers, 0..1 in floating point). Entropies are in nats. Without --data the test part of
-    the training data set is predicted. The terminal shows the examples the model is least sure of.
+    Without --data it predicts the test part of the data set it was trained
+    on. A file holds one example per row, on the scale the training data is
+    stored in (images 0..255 as integers, 0..1 in floating point).
+
+    The terminal shows the examples the model is least sure of; --out writes
+    all of them. Entropies are in nats.
     """
     trained = load_trained(path).on(device)
     inputs, targets = _examples(trained, data, data_root)

@@ -115,12 +115,17 @@ def apply_plan_(model: nn.Module, plan: Plan) -> nn.Module:
         posterior = site_posterior(site, candidate.tensor)
         for module, name in candidate.owners:
             owners.setdefault(module, {})[name] = posterior
-    for module in {model: None, **dict.fromkeys(owners)}:
-        _take_over(module, owners.get(module, {}), is_root=module is model)
+    # Every class is made before any module changes: a user's class may refuse to be subclassed.
+    kinds = {
+        module: bayesian_class(type(module), tuple(sorted(owners.get(module, {}))), module is model)
+        for module in {model: None, **dict.fromkeys(owners)}
+    }
+    for module, kind in kinds.items():
+        _take_over(module, owners.get(module, {}), kind)
     return model
 
 
-def _take_over(module: nn.Module, sites: dict[str, nn.Module], *, is_root: bool) -> None:
+def _take_over(module: nn.Module, sites: dict[str, nn.Module], kind: type[nn.Module]) -> None:
     module.__dict__[_ORDER] = list(module._parameters)
     for name, posterior in sites.items():
         del module._parameters[name]
@@ -128,7 +133,7 @@ def _take_over(module: nn.Module, sites: dict[str, nn.Module], *, is_root: bool)
     if sites:
         # A recurrent layer's own list of its plain weights would stay in memory and in copies.
         module.__dict__.pop("_flat_weights", None)
-    module.__class__ = bayesian_class(type(module), tuple(sorted(sites)), is_root)
+    module.__class__ = kind
 
 
 def _restore(module: nn.Module) -> None:

@@ -27,7 +27,8 @@ def kl(model: nn.Module) -> Tensor:
             for name in family.parameter_names
         }
         terms.append(divergence(family, parameters, prior))
-    return torch.stack(terms).sum()
+    # A model spread over several devices has terms on each; one number needs one of them.
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 Group = tuple[Family, Prior, torch.dtype, torch.device]

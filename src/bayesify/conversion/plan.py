@@ -178,7 +178,7 @@ def _site(
         module=type(module).__name__,
         family=choices.family,
         prior=prior,
-        initial_std=_tenth_of_size(candidate.tensor) if std is None else std,
+        initial_std=_tenth_of_size(candidate.tensor) if std is None else float(std),
         scale_shape=_scale_shape(candidate, "weight" if padding is not None else choices.scale),
         how="local" if choices.how == "local" and can_be_local else "sample",
         can_be_local=can_be_local,

@@ -35,7 +35,7 @@ def make_ood(data: TensorData, name: str, seed: int = 0) -> TensorData:
 
 @ood_variants.register("inverted")
 def inverted(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn the highest value into the lowest and back: black ink on white becomes white on black."""
+    """Turn the highest value into the lowest and back: ink becomes paper."""
     del generator
     return inputs.max() + inputs.min() - inputs
 

@@ -84,7 +84,7 @@ def run_recipe(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    on_start: Callable[[Parts], object] = lambda parts: None,
+    on_start: Callable[[Parts], object] | None = None,
 ) -> tuple[Parts, History]:
     """Train what a recipe describes and return it, leaving everything in the run's folder.
 
@@ -108,7 +108,8 @@ def run_recipe(
     if resume and run.config.is_file():
         _check_same_run(parts.recipe, run)
     run.write_recipe(parts.recipe)
-    on_start(parts)
+    if on_start is not None:
+        on_start(parts)
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
     history = fit(parts.model, parts.train, parts.validation, **settings)
     if int(os.environ.get("RANK", "0")) == 0:

@@ -49,16 +49,17 @@ class Trained:
             name: The data set; None takes the one the model was trained on.
             root: Folder of the data files; None takes the usual one.
         """
-        own = dict(self.recipe.get("data", {}))
-        if name is None and not own:
+        own = self.recipe.get("data", {})
+        name = name or own.get("name")
+        if name is None:
             raise ValueError(
                 f"data must be named: {self.path} does not say what the model was trained on"
             )
         options = {}
-        if name is None or name == own.get("name"):
+        if name == own.get("name"):
             left_out = ("name", "root", "batch_size", "validation")
             options = {key: value for key, value in own.items() if key not in left_out}
-            name, root = own["name"], root or own.get("root")
+            root = root or own.get("root")
         data = load_dataset(name, root, **options)
         self._check_shape(f"data set {name!r}", data.input_shape)
         if self.data.get("mean") is not None:
@@ -131,9 +132,8 @@ def _read_csv(path: Path) -> np.ndarray:
         raise ValueError(f"{path} holds no rows of numbers")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(rows[0]) or not _is_numeric(row):
-            raise ValueError(
-                f"row {number} of {path} must hold {len(rows[0])} numbers, got {', '.join(row)[:60]}"
-            )
+            got = ", ".join(row)[:60]
+            raise ValueError(f"row {number} of {path} must hold {len(rows[0])} numbers, got {got}")
     return np.array(rows, dtype=np.float64)
 
 

@@ -110,7 +110,8 @@ def demo_figure(
     figure.suptitle(
         "Where the Bayesian network is unsure", x=0.012, ha="left", size=16, weight="bold"
     )
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.05, 1.0), hspace=0.03)
+    grid: Any = figure.subfigures(2, 1, height_ratios=(1.05, 1.0), hspace=0.03, squeeze=False)
+    top, bottom = grid[:, 0]
     left, right = top.subfigures(1, 2, width_ratios=(2.1, 1.0), wspace=0.02)
     _draw_planes(left, planes, *points)
     _draw_reliability(right.subplots(), predictions, num_bins=6)
@@ -215,9 +216,7 @@ def _draw_examples(
             _draw_parts(rows[2][column], example, limit, is_first=is_first)
 
 
-def _name_colours(
-    parent: Figure | SubFigure, groups: Mapping[str, Sequence[Example]]
-) -> None:
+def _name_colours(parent: Figure | SubFigure, groups: Mapping[str, Sequence[Example]]) -> None:
     from matplotlib.patches import Patch
 
     has_plain = any(each.plain_probs is not None for group in groups.values() for each in group)
@@ -244,9 +243,7 @@ def _draw_image(axes: Axes, example: Example) -> None:
     _frame(axes)
 
 
-def _draw_probs(
-    axes: Axes, example: Example, classes: Sequence[str], *, is_first: bool
-) -> None:
+def _draw_probs(axes: Axes, example: Example, classes: Sequence[str], *, is_first: bool) -> None:
     positions = range(len(classes))
     if example.plain_probs is not None:
         axes.bar(positions, example.plain_probs.flatten().tolist(), width=0.95, color="#dde0e5")

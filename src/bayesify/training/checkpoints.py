@@ -49,16 +49,24 @@ class Checkpoints:
         if folder is not None and fabric.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
 
+    def forget_best(self) -> None:
+        """Drop the best weights of an older run in the same folder."""
+        if self._best_path is not None and self.fabric.is_global_zero:
+            self._best_path.unlink(missing_ok=True)
+        self.fabric.barrier()
+
     def begin_epoch(self) -> None:
         """Remember the random state an epoch begins with: its order of batches depends on it."""
         self._epoch_start = RandomState.capture(self.generators)
 
     def save(self, position: Position, *, is_mid_epoch: bool = False) -> None:
-        """Write the checkpoint, unless a weight is not finite."""
-        if self.path is None:
-            return
+        """Write the checkpoint, where there is a folder, unless a weight is not finite."""
         if not self._is_finite():
             self.refuse(f"a weight became NaN or infinite by step {position.step}")
+        if self.path is None:
+            return
+        position.class_axis = getattr(self.modules["likelihood"], "class_axis", None)
+        position.gradient_scaler = self.fabric.strategy.precision.state_dict()
         now = RandomState.capture(self.generators)
         start = self._epoch_start if is_mid_epoch and self._epoch_start is not None else now
         states = {}
@@ -86,6 +94,12 @@ class Checkpoints:
                 f"{self.path} was written by {len(states) // 2} processes, this run has "
                 f"{self.fabric.world_size}: resume with as many"
             )
+        if position.class_axis is not None:
+            self.modules["likelihood"].class_axis = position.class_axis
+        if position.gradient_scaler:
+            self.fabric.strategy.precision.load_state_dict(position.gradient_scaler)
+        if self._best_path is not None and not self._best_path.is_file():
+            position.best = None  # the run did not keep its best weights: begin now
         self._epoch_start = states[f"epoch.{rank}"]
         self._epoch_start.restore(self.generators)
         return position, states[f"now.{rank}"]

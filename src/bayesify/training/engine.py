@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning_fabric.strategies.strategy import Strategy
 from torch import nn
 from torch.utils.data import DataLoader
@@ -69,6 +71,29 @@ def start_epoch(loader: Any, epoch: int) -> None:
     """Tell a distributed sampler which epoch's order to use, also after resuming."""
     if hasattr(loader, "_num_iter_calls"):
         loader._num_iter_calls = epoch
+
+
+def step_optimizers(
+    fabric: Fabric, model: Any, optimizers: Sequence[Any], clip_norm: float | None
+) -> None:
+    """Clip each optimiser's gradient, step all of them, and clear the gradients.
+
+    Under a gradient scaler (float16) all are unscaled by one and the same scale, which changes
+    only after the last of them: Fabric's own step would change it in between.
+    """
+    if clip_norm is not None:
+        for optimizer in optimizers:
+            fabric.clip_gradients(model, optimizer, max_norm=clip_norm, error_if_nonfinite=False)
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    for optimizer in optimizers:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer.optimizer)
+    if scaler is not None:
+        scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _shard(model: nn.Module, device_mesh: Any) -> nn.Module:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.convert import require_record
+from bayesify.conversion.kl import kl
 from bayesify.training.checkpoints import Checkpoints
+from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
 from bayesify.training.objective import elbo_loss
 from bayesify.training.optimiser import make_optimizers, set_learning_rate
 from bayesify.training.progress import Reporter
+from bayesify.training.rounding import warn_of_rounded_noise
 from bayesify.training.run_state import Position, RandomState, loader_generators
 from bayesify.training.schedule import as_schedule
 from bayesify.training.settings import FitOptions, FitSettings, fit_settings, num_examples
-from bayesify.types import Loss, batch_size, call_model, split_batch, to_device
+from bayesify.types import batch_size, call_model, map_tensors, split_batch, to_device
 
 # How often the host looks whether the loss is still finite: every look waits for the device.
 _STEPS_BETWEEN_LOOKS = 20
+_NO_TARGETS = "the training loader must yield targets beside the inputs"
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,10 @@ class _Run:
         self.record = require_record(model)
         self.method = self.record.method
         self.num_data = num_examples(train_loader, settings)
+        _check_loader(train_loader, settings)
         self.beta = as_schedule("beta", settings.beta)
         self.schedule = as_schedule("schedule", settings.schedule)
-        self.generators = loader_generators(train_loader)
+        self.generators = [*loader_generators(train_loader), *loader_generators(val_loader)]
         self.fabric = make_fabric(settings)
         if settings.seed is not None:
             _seed_everything(settings.seed + self.fabric.global_rank)
@@ -99,14 +105,16 @@ class _Run:
         target: Any = torch.compile(model) if settings.compile else model
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
-        self.record.likelihood = self.likelihood
         made = make_optimizers(model, self.likelihood, settings)
         prepared = self.fabric.setup_optimizers(*made)
         self.optimizers = list(prepared) if isinstance(prepared, (tuple, list)) else [prepared]
         self.train_loader = setup_loader(self.fabric, train_loader)
         self.val_loader = None if val_loader is None else setup_loader(self.fabric, val_loader)
         self.position = Position()
-        self.num_batches = _length(train_loader if self.fabric.world_size == 1 else self.train_loader)
+        self._is_warned = False
+        self.num_batches = _length(
+            train_loader if self.fabric.world_size == 1 else self.train_loader
+        )
         self.checkpoints = Checkpoints(
             self.fabric, settings, model, self.likelihood, self.optimizers, self.generators
         )
@@ -118,6 +126,8 @@ class _Run:
         now: RandomState | None = None
         if resumed is not None:
             self.position, now = resumed
+        self.record.likelihood = self.likelihood
+        self._watch_rounding()
         reporter = Reporter(
             self.settings.epochs,
             self.settings.run_path,
@@ -127,6 +137,7 @@ class _Run:
         )
         with reporter, Interrupt() as interrupt:
             if resumed is None:
+                self.checkpoints.forget_best()
                 self.checkpoints.begin_epoch()
                 self.checkpoints.save(self.position)
             reporter.start(self.num_batches, self.position.epoch, self.position.batch)
@@ -147,124 +158,138 @@ class _Run:
         if now is None:
             self.checkpoints.begin_epoch()
         start_epoch(self.train_loader, position.epoch)
-        sums = _Sums(self.fabric.device, position.totals)
-        loss = None
-        for index, batch in enumerate(self.train_loader):
-            if index < position.batch:
-                continue  # a resumed epoch reads again what it had used, in the same order
-            if now is not None:
-                now.restore(self.generators)
-                now = None
-            is_update = (index + 1) % self.settings.accumulate == 0
-            is_update = is_update or index + 1 == self.num_batches
-            loss = self._batch(batch, sums, is_update=is_update) or loss
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)  # gradients of the user's own, from before
+        sums = EpochSums(self.likelihood, self.fabric.device, position.totals)
+        for index, batch in enumerate(self._batches(now), position.batch):
+            group = self._group_size(index)
+            is_update = index % self.settings.accumulate == group - 1
+            divergence = self._batch(batch, sums, group, is_update=is_update)
             position.batch = index + 1
             self._look(sums)
-            reporter.step(position.epoch, self._shown(sums, loss, index))
-            if interrupt.was_asked or self._is_checkpoint_due(is_update):
+            reporter.step(position.epoch, self._shown(sums, divergence, index))
+            if is_update and (interrupt.was_asked or self._is_checkpoint_due()):
                 position.totals = sums.to_dict()
                 self.checkpoints.save(position, is_mid_epoch=True)
-            interrupt.stop_if_asked()
+            if is_update:  # a stop between updates would lose the gradients so far
+                interrupt.stop_if_asked()
+        if not position.batch:
+            raise ValueError(f"train_loader yielded no batch in epoch {position.epoch + 1}")
         self._look(sums, is_last=True)
-        row = self._row(sums, loss)
+        row = self._row(sums)
         row["seconds"] = time.perf_counter() - began
         position.history.append(row)
         position.epoch, position.batch, position.totals = position.epoch + 1, 0, {}
         self.checkpoints.begin_epoch()
         self.checkpoints.save(position)
         reporter.epoch(row, position.history)
+        self._watch_rounding()
+        interrupt.stop_if_asked()
 
-    def _batch(self, batch: Any, sums: _Sums, *, is_update: bool) -> Loss | None:
-        """Run every pass of one batch; on an update step return the loss that was stepped on."""
+    def _batches(self, now: RandomState | None) -> Iterator[Any]:
+        """Return the batches of this epoch that are left, in the order it began with."""
+        batches = iter(self.train_loader)
+        for _ in itertools.islice(batches, self.position.batch):
+            pass  # a resumed epoch reads again what it had used
+        if now is not None and self.position.batch:
+            now.restore(self.generators)
+        return batches
+
+    def _group_size(self, index: int) -> int:
+        """Return how many batches share this one's update: an epoch's last may have fewer."""
+        accumulate = self.settings.accumulate
+        if self.num_batches is None:
+            return accumulate
+        return min(accumulate, max(self.num_batches - index + index % accumulate, 1))
+
+    def _batch(self, batch: Any, sums: EpochSums, group: int, *, is_update: bool) -> Tensor | None:
+        """Run every pass of one of a group's batches; with an update return the KL before it."""
         inputs, targets = split_batch(to_device(batch, self.fabric.device))
         if targets is None:
-            raise TypeError("the training loader must yield targets beside the inputs")
+            raise TypeError(_NO_TARGETS)
         num_samples, step = self.settings.num_samples, self.position.step
         factor = self.schedule(self._progress())
         beta = self.beta(self._progress())
-        loss = None
-        nll_of_batch = torch.zeros((), device=self.fabric.device)
+        divergence = None
+        nlls: list[Tensor] = []
         outputs: list[Any] = []
         for number in range(num_samples):
             closes = is_update and number == num_samples - 1
             with self.fabric.no_backward_sync(self.forward, enabled=not closes):
-                nll = self._nll(inputs, targets, outputs) / num_samples
-                nll_of_batch = nll_of_batch + nll.detach()
-                part = nll / self.settings.accumulate
+                part = self._nll(inputs, targets, outputs, nlls) / (num_samples * group)
                 if closes:
-                    parts = elbo_loss(part, self.model, num_data=self.num_data, beta=beta)
-                    loss = Loss(parts.total.detach(), nll_of_batch, parts.kl.detach())
-                    part = parts.total
+                    loss = elbo_loss(part, self.model, num_data=self.num_data, beta=beta)
+                    part, divergence = loss.total, loss.kl.detach()
                 self.fabric.backward(part)
-        sums.add(nll_of_batch, self.likelihood.score(outputs, targets), batch_size(inputs))
-        if loss is not None:
+        nll = torch.stack(nlls).mean()
+        sums.add(nll, outputs, targets, batch_size(inputs))
+        sums.see(nll + part.detach(), step)
+        if divergence is not None:
             self._update(factor)
             self.method.after_step(self.model, step)
-            sums.see(loss.total, self.position.step)
             self.position.step += 1
-        return loss
+        return divergence
 
-    def _nll(self, inputs: Any, targets: Tensor, outputs: list[Any]) -> Tensor:
+    def _nll(self, inputs: Any, targets: Tensor, outputs: list[Any], nlls: list[Tensor]) -> Tensor:
         def nll(output: Any) -> Tensor:
-            outputs.append(_detached(output))
-            return self.likelihood.nll(output, targets)
+            outputs.append(map_tensors(output, Tensor.detach))
+            value = self.likelihood.nll(output, targets)
+            nlls.append(value.detach())
+            return value
 
         return self.method.nll(lambda: call_model(self.forward, inputs), nll)
 
     def _update(self, factor: float) -> None:
+        from bayesify.training.engine import step_optimizers
+
         if self.fabric.world_size > 1:
             for entry in self.likelihood.parameters():
                 if entry.grad is not None:
-                    entry.grad = self.fabric.all_reduce(entry.grad, reduce_op="mean")
-        if self.settings.clip_norm is not None:
-            self.fabric.clip_gradients(
-                self.forward,
-                self.optimizers[0],
-                max_norm=self.settings.clip_norm,
-                error_if_nonfinite=False,
-            )
+                    mean = self.fabric.all_reduce(entry.grad, reduce_op="mean")
+                    entry.grad = cast(Tensor, mean)
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, factor)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        step_optimizers(self.fabric, self.forward, self.optimizers, self.settings.clip_norm)
 
     def _progress(self) -> float:
         """Return how much of the run is done, from 0 to 1, before the coming step."""
         within = self.position.batch / self.num_batches if self.num_batches else 0.0
         return min((self.position.epoch + within) / self.settings.epochs, 1.0)
 
-    def _look(self, sums: _Sums, *, is_last: bool = False) -> None:
+    def _look(self, sums: EpochSums, *, is_last: bool = False) -> None:
         often = self.fabric.device.type == "cpu"
         if often or is_last or self.position.step % _STEPS_BETWEEN_LOOKS == 0:
             bad = sums.first_bad_step()
             if bad is not None:
                 self.checkpoints.refuse(f"the loss became {sums.bad_value()} at step {bad}")
 
-    def _is_checkpoint_due(self, is_update: bool) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         every = self.settings.checkpoint_every
-        return every is not None and is_update and self.position.step % every == 0
+        return every is not None and self.position.step % every == 0
 
-    def _shown(self, sums: _Sums, loss: Loss | None, index: int) -> dict[str, float] | None:
+    def _shown(
+        self, sums: EpochSums, divergence: Tensor | None, index: int
+    ) -> dict[str, float] | None:
         if self.fabric.device.type != "cpu" and index % _STEPS_BETWEEN_LOOKS:
             return None
-        values = sums.means(self.likelihood.score_name)
-        return values if loss is None else {**values, "kl": float(loss.kl)}
+        values = sums.means()
+        return values if divergence is None else {**values, "kl": float(divergence)}
 
-    def _row(self, sums: _Sums, loss: Loss | None) -> dict[str, float]:
-        means = sums.reduce(self.fabric).means(self.likelihood.score_name)
+    @torch.no_grad()
+    def _row(self, sums: EpochSums) -> dict[str, float]:
+        means = sums.reduce(self.fabric).means()
         row = {"epoch": float(self.position.epoch + 1), **means}
-        row["kl"] = float("nan") if loss is None else float(loss.kl)
+        row["kl"] = float(kl(self.model))
         row["beta"] = self.beta(self._progress())
         if self.val_loader is not None:
-            validation = self._validate().means(self.likelihood.score_name)
+            validation = self._validate().means()
             row |= {f"val_{name}": value for name, value in validation.items()}
             self._judge(row["val_nll"])
         return row
 
-    @torch.no_grad()
-    def _validate(self) -> _Sums:
+    def _validate(self) -> EpochSums:
         assert self.val_loader is not None
-        sums = _Sums(self.fabric.device, {})
+        sums = EpochSums(self.likelihood, self.fabric.device)
         draws = self.method.num_draws(self.model, self.settings.val_samples)
         self.forward.eval()
         try:
@@ -275,10 +300,12 @@ class _Run:
                         raise TypeError("the validation loader must yield targets")
                     outputs = [call_model(self.forward, inputs) for _ in range(draws)]
                     nll = self.likelihood.predictive_nll(outputs, targets)
-                    sums.add(nll, self.likelihood.score(outputs, targets), batch_size(inputs))
+                    sums.add(nll, outputs, targets, batch_size(inputs))
         finally:
             self.forward.train()
-        return sums.reduce(self.fabric)
+        if not sums.reduce(self.fabric).to_dict()["examples"]:
+            raise ValueError("val_loader yielded no example: leave it out, or give it data")
+        return sums
 
     def _judge(self, val_nll: float) -> None:
         """Remember whether this epoch is the best so far."""
@@ -294,10 +321,16 @@ class _Run:
         patience = self.settings.patience
         return patience is not None and self.position.bad_epochs >= patience
 
+    def _watch_rounding(self) -> None:
+        """Warn, once in a run, when the precision rounds the noise of the weights away."""
+        is_short = "bf16" in self.settings.precision and self.fabric.is_global_zero
+        if is_short and not self._is_warned:
+            self._is_warned = warn_of_rounded_noise(self.model)
+
     def _make_likelihood(self, loader: Any) -> Likelihood:
         """Return the likelihood, started from a first look at the targets where it wants one."""
         chosen, known = self.settings.likelihood, self.record.likelihood
-        if chosen is None and isinstance(known, Likelihood):
+        if isinstance(known, Likelihood) and (chosen is None or chosen is known):
             return known
         likelihood = None if chosen is None else as_likelihood(chosen, None)
         if likelihood is None or likelihood.starts_from_targets:
@@ -305,59 +338,26 @@ class _Run:
             before = RandomState.capture(self.generators)
             _, targets = split_batch(next(iter(loader)))
             before.restore(self.generators)
+            if targets is None:
+                raise TypeError(_NO_TARGETS)
             likelihood = likelihood or as_likelihood(None, targets)
-            if targets is not None:
-                likelihood.start(targets)
+            likelihood.start(targets)
         for parameter in likelihood.parameters():
             parameter.data = self.fabric.broadcast(parameter.data)
         return likelihood
 
 
-class _Sums:
-    """Running sums of an epoch, kept on the device so that no step waits for the host."""
-
-    def __init__(self, device: torch.device, start: dict[str, float]) -> None:
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        begun = [start.get(name, 0.0) for name in ("nll", "score", "count")]
-        self.values = torch.tensor(begun, dtype=kind, device=device)
-        self.bad = torch.tensor([-1.0, 0.0], dtype=kind, device=device)
-
-    def add(self, nll: Tensor, score: Tensor, count: int) -> None:
-        row = torch.stack([nll.detach(), score.detach(), torch.ones_like(nll.detach())])
-        self.values += row.to(self.values) * count
-
-    def see(self, total: Tensor, step: int) -> None:
-        """Remember the first step whose loss was not finite."""
-        is_first = ~torch.isfinite(total) & (self.bad[0] < 0)
-        here = torch.stack([torch.full_like(total, step), total]).to(self.bad)
-        self.bad = torch.where(is_first, here, self.bad)
-
-    def first_bad_step(self) -> int | None:
-        step = int(self.bad[0])
-        return None if step < 0 else step + 1
-
-    def bad_value(self) -> float:
-        return float(self.bad[1])
-
-    def to_dict(self) -> dict[str, float]:
-        return dict(zip(("nll", "score", "count"), self.values.tolist(), strict=True))
-
-    def reduce(self, fabric: Any) -> _Sums:
-        if fabric.world_size > 1:
-            self.values = fabric.all_reduce(self.values, reduce_op="sum")
-        return self
-
-    def means(self, score_name: str) -> dict[str, float]:
-        nll, score, count = self.values.tolist()
-        return {"nll": nll / max(count, 1), score_name: score / max(count, 1)}
-
-
-def _detached(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach()
-    from bayesify.types import output_tensor
-
-    return output_tensor(output).detach()
+def _check_loader(loader: Any, settings: FitSettings) -> None:
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            "train_loader must be read anew in every epoch, such as a DataLoader or a list of "
+            f"batches, got a {type(loader).__name__}, which can be read once"
+        )
+    if settings.accumulate > 1 and _length(loader) is None:
+        raise ValueError(
+            f"accumulate={settings.accumulate} needs a train_loader with a length: the last "
+            "update of an epoch must know how many batches it has"
+        )
 
 
 def _length(loader: Any) -> int | None:
@@ -375,5 +375,3 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.distributions import inverse_softplus, softplus
+from bayesify.registry import unknown
 from bayesify.types import output_tensor
 
 Task = Literal["classification", "regression", "custom"]
@@ -41,8 +42,15 @@ class Likelihood(nn.Module, ABC):
         """Return −log of the likelihood averaged over several posterior draws of the output."""
 
     @abstractmethod
-    def score(self, outputs: list[Any], targets: Tensor) -> Tensor:
-        """Return the batch mean of the score, from the draws' average prediction."""
+    def score(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return a batch's sum of scores, from the draws' average prediction, and their number.
+
+        Sums of several batches are added before they are divided, so no batch counts too much.
+        """
+
+    def score_of_mean(self, mean: float) -> float:
+        """Return the score people read, from the mean over all that was scored."""
+        return mean
 
     def start(self, targets: Tensor) -> None:
         """Set what should start from the data; called once before training."""
@@ -89,11 +97,11 @@ class Classification(Likelihood):
         """Return the cross-entropy of the averaged probabilities."""
         return self._mean_over_examples(self._log_mean_probs(outputs, targets), targets)
 
-    def score(self, outputs: list[Any], targets: Tensor) -> Tensor:
-        """Return the share of counted outputs whose most probable class is the target."""
+    def score(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return how many counted outputs have the target as most probable class."""
         right = self._log_mean_probs(outputs, targets).argmax(1) == targets
         counted = targets != self.ignore_index
-        return (right & counted).sum() / counted.sum()
+        return (right & counted).sum(), counted.sum()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -196,10 +204,14 @@ class GaussianRegression(Likelihood):
         log_mean = torch.logsumexp(-torch.stack(joint), 0) - math.log(len(outputs))
         return -log_mean.sum() / max(targets.shape[0], 1)
 
-    def score(self, outputs: list[Any], targets: Tensor) -> Tensor:
-        """Return the root mean squared error of the mean prediction."""
+    def score(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return the squared error of the mean prediction."""
         mean = torch.stack([self.split(output)[0] for output in outputs]).mean(0)
-        return (mean - match_shape(targets, mean)).square().mean().sqrt()
+        return (mean - match_shape(targets, mean)).square().sum(), mean.numel()
+
+    def score_of_mean(self, mean: float) -> float:
+        """Return the root of the mean squared error."""
+        return math.sqrt(mean)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -230,9 +242,10 @@ class CustomLikelihood(Likelihood):
         """Return the loss averaged over draws: an upper bound on the predictive one."""
         return torch.stack([self.loss(output, targets) for output in outputs]).mean()
 
-    def score(self, outputs: list[Any], targets: Tensor) -> Tensor:
-        """Return the loss averaged over draws."""
-        return self.predictive_nll(outputs, targets)
+    def score(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return the loss averaged over draws, once for every example."""
+        count = targets.shape[0] if isinstance(targets, Tensor) and targets.ndim else 1
+        return self.predictive_nll(outputs, targets) * count, count
 
 
 def as_likelihood(value: Any, targets: Tensor | None) -> Likelihood:
@@ -244,7 +257,7 @@ def as_likelihood(value: Any, targets: Tensor | None) -> Likelihood:
     if value == "regression":
         return GaussianRegression()
     if callable(value):
-        return CustomLikelihood(value)
+        return CustomLikelihood(cast(Callable[[Any, Tensor], Tensor], value))
     if value is None and targets is not None:
         return GaussianRegression() if targets.is_floating_point() else Classification()
     raise TypeError(
@@ -257,6 +270,8 @@ def likelihood_from_dict(fields: dict[str, Any]) -> Likelihood:
     """Return the likelihood that `to_dict` wrote."""
     kinds = {"classification": Classification, "gaussian_regression": GaussianRegression}
     options = {key: value for key, value in fields.items() if key != "name"}
+    if fields["name"] not in kinds:
+        raise LookupError(unknown("likelihood", fields["name"], kinds))
     return kinds[fields["name"]](**options)
 
 

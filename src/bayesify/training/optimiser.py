@@ -52,7 +52,7 @@ def make_optimizers(
     return optimizers_made
 
 
-def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+def set_learning_rate(optimizer: Any, factor: float) -> None:
     """Multiply every group's starting learning rate by a schedule's factor."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor

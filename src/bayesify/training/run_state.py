@@ -34,6 +34,8 @@ class Position:
     totals: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     bad_epochs: int = 0
+    class_axis: int | None = None
+    gradient_scaler: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,11 @@ def load_run(
     tensors, description = read_archive(path, KIND)
     states = {}
     for prefix, module in modules.items():
-        state = {k.removeprefix(f"{prefix}."): v for k, v in tensors.items()
-                 if k.startswith(f"{prefix}.")}
+        state = {
+            k.removeprefix(f"{prefix}."): v
+            for k, v in tensors.items()
+            if k.startswith(f"{prefix}.")
+        }
         _check_same(path, module.state_dict(), state)
         states[prefix] = state
     if len(description["optimizers"]) != len(optimizers):
@@ -133,6 +138,8 @@ def load_run(
             f"{path} holds {len(description['optimizers'])} optimisers, this run has "
             f"{len(optimizers)}: resume with the settings the run began with"
         )
+    for optimizer, described in zip(optimizers, description["optimizers"], strict=True):
+        _check_same_optimizer(path, optimizer, described)
     for prefix, module in modules.items():
         for key, target in module.state_dict(keep_vars=True).items():
             copy_whole_(target, states[prefix][key])
@@ -178,6 +185,18 @@ def _load_optimizer(
                 copy_whole_(sharded, value)
                 entries[name] = sharded
     optimizer.load_state_dict({"state": state, "param_groups": described["groups"]})
+
+
+def _check_same_optimizer(path: Path, optimizer: Optimizer, described: dict[str, Any]) -> None:
+    own = optimizer.state_dict()["param_groups"]
+    if len(own) != len(described["groups"]) or any(
+        mine.keys() != stored.keys() or len(mine["params"]) != len(stored["params"])
+        for mine, stored in zip(own, described["groups"], strict=True)
+    ):
+        raise ArchiveError(
+            f"{path} was written with another optimizer than this {type(optimizer).__name__}, or "
+            "with other parameters to train: resume with the settings the run began with"
+        )
 
 
 def _check_same(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:

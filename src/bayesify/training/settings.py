@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.data.distributed import DistributedSampler
 
 from bayesify.registry import unknown
 from bayesify.training.likelihood import Likelihood
@@ -39,8 +40,9 @@ class FitSettings:
             parameters live on a log-like axis, so they need a larger one than the means.
         weight_decay: Decay of means and deterministic weights, never of scales.
         schedule: Factor on both learning rates: a name or a schedule of progress.
-        clip_norm: Largest norm of the gradient; None does not clip.
-        accumulate: Batches per optimiser step.
+        clip_norm: Largest norm of the gradient of means and deterministic weights, and of that
+            of the scales; None does not clip.
+        accumulate: Batches per optimiser step; the last step of an epoch may have fewer.
         val_samples: Draws averaged per validation prediction.
         patience: Epochs without a better validation nll before training stops; the best weights
             are put back. None never stops early.
@@ -101,9 +103,10 @@ class FitSettings:
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {self.strategy!r}")
-        for name in ("resume", "tensorboard"):
+        for name in ("resume", "tensorboard", "checkpoint_every"):
             if getattr(self, name) and self.run_dir is None:
-                raise ValueError(f"{name}=True needs run_dir, the folder of the run")
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value} needs run_dir, the folder of the run")
 
     @property
     def run_path(self) -> Path | None:
@@ -154,7 +157,10 @@ def num_examples(loader: Any, settings: FitSettings) -> float:
     """Return N for KL / N: what the user said, or the length of the loader's data set."""
     if settings.num_data is not None:
         return settings.num_data
-    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler = None  # its length is one process's part, N is the whole
+    for source in (sampler, getattr(loader, "dataset", None)):
         try:
             if count := len(source):  # pyright: ignore[reportArgumentType]
                 return count
