@@ -106,7 +106,9 @@ def main() -> None:
         "command": "python benchmarks/mnist_lenet_5.py",
         "seed": arguments.seed,
         "epochs": arguments.epochs,
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "hardware": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.machine(),
         "torch": torch.__version__,
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

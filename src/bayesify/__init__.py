@@ -1,5 +1,7 @@
 """Know how sure your network is.
 
+From the network you have to one that knows what it does not know, and to a file:
+
     import bayesify as bf
 
     model = bf.convert(net, bf.MeanField(prior_std=1.0))

@@ -40,7 +40,8 @@ def write_archive(
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
-        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = (tensor.device, tensor.data_ptr())
+        identity = (*place, tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and identity in seen:
             aliases[name] = seen[identity]
             continue
@@ -66,10 +67,13 @@ def read_archive(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise ArchiveError(f"{path} is damaged: its content does not match its digest")
     if metadata.get("kind") != kind:
         raise ArchiveError(f"{path} holds a {metadata.get('kind')!r}, expected a {kind!r}")
-    content = json.loads(metadata["content"])
-    for name, original in content["aliases"].items():
-        tensors[name] = tensors[original]
-    return tensors, content["description"]
+    try:
+        content = json.loads(metadata["content"])
+        for name, original in content["aliases"].items():
+            tensors[name] = tensors[original]
+        return tensors, content["description"]
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{path} is damaged: its description cannot be read") from error
 
 
 def whole(tensor: Tensor) -> Tensor:

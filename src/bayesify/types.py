@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def batch_size(inputs: Any) -> int:
     if isinstance(inputs, PackedSequence):
         return int(inputs.batch_sizes[0])
     values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    for value in values:
+    for value in values if isinstance(values, Iterable) else ():
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]
     raise TypeError("inputs hold no tensor with a batch axis")
@@ -100,7 +100,7 @@ def batch_size(inputs: Any) -> int:
 def to_device(value: Any, device: torch.device) -> Any:
     """Move every tensor in a nested batch to a device."""
     if isinstance(value, PackedSequence):
-        return value.to(device)  # its lengths stay on the CPU
+        return cast(Any, value).to(device)  # its lengths stay on the CPU
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -120,7 +120,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         entries = [map_tensors(entry, change) for entry in value]
         # A named tuple takes its entries one by one, unless it is made this way.
-        return type(value)._make(entries) if hasattr(value, "_make") else type(value)(entries)
+        return getattr(type(value), "_make", type(value))(entries)
     return value
 
 

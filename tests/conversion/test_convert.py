@@ -303,3 +303,20 @@ def test_a_model_that_cannot_be_copied_can_be_converted_in_place():
 def test_a_plain_model_has_no_record():
     with pytest.raises(TypeError, match=r"model must come from bayesify\.convert, got a plain Lin"):
         require_record(nn.Linear(2, 2))
+
+
+def test_class_that_refuses_to_be_subclassed_leaves_the_model_unchanged():
+    class Stubborn(nn.Linear):
+        def __init_subclass__(cls, *, tag, **options):
+            super().__init_subclass__(**options)
+
+    model = nn.Sequential(nn.Linear(3, 3), Stubborn(3, 2))
+    with pytest.raises(TypeError, match="tag"):
+        convert_(model, MeanField())
+    assert [name for name, _ in model.named_parameters()] == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+    ]
+    assert type(model) is nn.Sequential

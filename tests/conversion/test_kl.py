@@ -62,3 +62,10 @@ def test_sites_of_different_types_and_priors_are_summed():
 def test_a_plain_model_has_no_kl():
     assert kl(nn.Linear(2, 2)) == 0
     assert kl(nn.ReLU()) == 0
+
+
+def test_terms_on_several_devices_are_summed_on_one():
+    # The meta device stands in for a second accelerator: it too refuses to be mixed.
+    model = convert(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), MeanField())
+    model[0].to("meta")
+    assert kl(model).device.type == "meta"

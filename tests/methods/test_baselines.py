@@ -80,3 +80,51 @@ def test_obstacles_are_named() -> None:
 
     with pytest.raises(bf.ConversionError, match="no reset_parameters: use start='copy'"):
         bf.convert(Own(), bf.DeepEnsemble())
+
+
+def test_dropout_inside_a_transformer_layer_is_sampled() -> None:
+    # In evaluation the layer has a fused path that skips the dropout layers it holds.
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    x = torch.randn(3, 4, 8)
+    with torch.no_grad():
+        reference = torch.stack([layer.train()(x) for _ in range(400)]).var(0).mean()
+    model = bf.convert(nn.Sequential(layer), bf.MCDropout())
+    for memory_limit in (1, None):
+        prediction = bf.predict(
+            model,
+            x,
+            num_samples=400,
+            likelihood=bf.GaussianRegression(1.0),
+            memory_limit=memory_limit,
+        )
+        assert prediction.epistemic.mean().item() == pytest.approx(reference.item(), rel=0.1)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_dropout_between_recurrent_layers_is_sampled() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.GRU(3, 4, num_layers=2, dropout=0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)[1][-1]
+
+    model = bf.convert(Recurrent(), bf.MCDropout(rate=0.3))
+    assert model.layers.dropout == 0.3
+    x = torch.randn(5, 2, 3)
+    with model.bayesify.method.sampling(model.eval(), "sample"):
+        assert not torch.equal(model(x), model(x))
+    assert torch.equal(model(x), model(x))
+
+
+def test_ensemble_reports_the_nll_of_one_network() -> None:
+    x = torch.randn(40, 3)
+    net = nn.Linear(3, 2)
+    model = bf.convert(net, bf.DeepEnsemble(num_members=5, start="copy"))
+    alone = bf.convert(net, bf.Deterministic())
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 40)
+    found, expected = (
+        bf.fit(entry, loader, epochs=1, progress=False).last["nll"] for entry in (model, alone)
+    )
+    assert found == pytest.approx(expected, rel=1e-6)

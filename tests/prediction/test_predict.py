@@ -22,9 +22,7 @@ def test_epistemic_variance_is_the_analytic_one(by: str) -> None:
     x = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.5, 0.0]])
     likelihood = bf.GaussianRegression(0.5)
     num_samples = 4000
-    prediction = bf.predict(
-        model, x, num_samples=num_samples, by=by, likelihood=likelihood, seed=1
-    )
+    prediction = bf.predict(model, x, num_samples=num_samples, by=by, likelihood=likelihood, seed=1)
     variance = 0.3**2 * x.square().sum(1, keepdim=True)
     # The standard error of a Gaussian sample variance is variance · sqrt(2/(T−1)).
     error = 4 * variance * math.sqrt(2 / (num_samples - 1))
@@ -54,8 +52,12 @@ def test_vectorised_draws_have_the_law_of_single_ones(memory_limit: int | None) 
     model = bf.convert(net, bf.MeanField(initial_std=0.2))
     x = torch.randn(2, 1, 4, 4)
     prediction = bf.predict(
-        model, x, num_samples=2000, likelihood=bf.GaussianRegression(1.0),
-        memory_limit=memory_limit, seed=0,
+        model,
+        x,
+        num_samples=2000,
+        likelihood=bf.GaussianRegression(1.0),
+        memory_limit=memory_limit,
+        seed=0,
     )
     assert ("vectorised" in prediction.made_by) == (memory_limit is None)
     with torch.no_grad():
@@ -149,7 +151,10 @@ def test_empty_and_single_batches(count: int) -> None:
     model = bf.convert(linear(3, 2), bf.MeanField())
     prediction = bf.predict(model, torch.randn(count, 3), likelihood="classification")
     assert prediction.probs.shape == (count, 2)
-    assert len(bf.predict(model, torch.randn(count, 3), num_samples=1, likelihood="regression")) == count
+    assert (
+        len(bf.predict(model, torch.randn(count, 3), num_samples=1, likelihood="regression"))
+        == count
+    )
 
 
 def test_predictions_hold_no_graph() -> None:
@@ -170,3 +175,42 @@ def test_mistakes_are_explained() -> None:
         bf.predict(model, x, num_samples=0, likelihood="regression")
     with pytest.raises(TypeError, match=r"must come from bayesify\.convert"):
         bf.predict(linear(), x)
+
+
+def test_named_likelihood_keeps_what_fit_learned() -> None:
+    x = torch.randn(64, 1)
+    model = bf.convert(linear(1, 1), bf.MeanField())
+    loader = DataLoader(TensorDataset(x, x + 0.1 * torch.randn(64, 1)), 64)
+    bf.fit(model, loader, epochs=3, progress=False)
+    learned, named = (
+        bf.predict(model, x, num_samples=2, likelihood=entry).aleatoric
+        for entry in (None, "regression")
+    )
+    assert torch.equal(learned, named)
+
+
+def test_model_trained_in_true_bfloat16_predicts_float32_inputs() -> None:
+    x = torch.randn(16, 3)
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 8)
+    model = bf.convert(linear(3, 2), bf.MeanField())
+    bf.fit(model, loader, epochs=1, precision="bf16-true", progress=False)
+    assert bf.predict(model, x).probs.dtype == torch.float32
+
+
+def test_list_of_batches_is_a_loader_as_it_is_for_fit() -> None:
+    model = bf.convert(linear(3, 2), bf.MeanField())
+    x = torch.randn(6, 3)
+    batches = [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(2))]
+    options = {"by": "mean", "likelihood": "classification"}
+    found, expected = (bf.predict(model, data, **options).probs for data in (batches, x))
+    torch.testing.assert_close(found, expected)
+
+
+def test_data_of_the_wrong_kind_is_explained() -> None:
+    model = bf.convert(linear(3, 2), bf.MeanField())
+    x = torch.randn(4, 3)
+    for data in (x.numpy(), TensorDataset(x), 3):
+        with pytest.raises(TypeError, match=r"data must be a tensor.* DataLoader"):
+            bf.predict(model, data, likelihood="classification")
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        bf.predict(model, x, batch_size=0, likelihood="classification")

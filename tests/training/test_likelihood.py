@@ -44,7 +44,7 @@ def test_predictive_nll_averages_probabilities_not_losses() -> None:
     probs = torch.stack([output.softmax(1) for output in outputs]).mean(0)
     found = Classification().predictive_nll(outputs, torch.tensor([0]))
     torch.testing.assert_close(found, -probs[0, 0].log())
-    assert Classification().score(outputs, torch.tensor([0])) in (0.0, 1.0)
+    assert Classification().score(outputs, torch.tensor([0])) == (1, 1)
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e30])
@@ -80,7 +80,8 @@ def test_learned_noise_starts_at_the_variance_and_finds_the_residual() -> None:
     targets = 3.0 * torch.randn(2000, 1)
     likelihood = GaussianRegression()
     likelihood.start(targets)
-    assert likelihood.split(torch.zeros(1))[1].item() == pytest.approx(targets.var().item(), rel=1e-3)
+    started = likelihood.split(torch.zeros(1))[1].item()
+    assert started == pytest.approx(targets.var().item(), rel=1e-3)
     optimizer = torch.optim.Adam(likelihood.parameters(), 0.1)
     output = targets + 0.5 * torch.randn_like(targets)
     for _ in range(300):
@@ -132,3 +133,22 @@ def test_mistakes_are_named() -> None:
         Classification().nll(torch.zeros(4, 1), torch.zeros(4, 2, dtype=torch.long))
     with pytest.raises(TypeError, match="integer classes"):
         Classification().nll(torch.zeros(4, 2), torch.zeros(4))
+
+
+def test_scores_of_batches_add_up_to_the_score_of_all() -> None:
+    likelihood = GaussianRegression(1.0)
+    output, targets = torch.randn(10, 2), torch.randn(10, 2)
+    parts = [likelihood.score([output[a:b]], targets[a:b]) for a, b in ((0, 7), (7, 10))]
+    mean = sum(float(score) for score, _ in parts) / sum(int(count) for _, count in parts)
+    expected = (output - targets).square().mean().sqrt().item()
+    assert likelihood.score_of_mean(mean) == pytest.approx(expected, rel=1e-6)
+
+
+def test_batch_without_a_counted_output_has_no_score() -> None:
+    score, count = Classification().score([torch.randn(3, 2)], torch.full((3,), -100))
+    assert (int(score), int(count)) == (0, 0)
+
+
+def test_unknown_likelihood_of_a_file_is_named() -> None:
+    with pytest.raises(LookupError, match="unknown likelihood 'poisson'"):
+        likelihood_from_dict({"name": "poisson"})

@@ -97,13 +97,17 @@ def test_loader_with_its_own_generator_resumes_in_the_same_order(tmp_path: Path)
         torch.manual_seed(0)
         data = Data(torch.arange(32.0).unsqueeze(1), torch.zeros(32, dtype=torch.long))
         data.limit = limit
-        loader = DataLoader(
-            data, 8, shuffle=True, generator=torch.Generator().manual_seed(5)
-        )
+        loader = DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(5))
         model = bf.convert(nn.Linear(1, 2), bf.MeanField())
         bf.fit(
-            model, loader, epochs=3, likelihood="classification", run_dir=folder, resume=True,
-            checkpoint_every=1, progress=False,
+            model,
+            loader,
+            epochs=3,
+            likelihood="classification",
+            run_dir=folder,
+            resume=True,
+            checkpoint_every=1,
+            progress=False,
         )
         return model
 
@@ -155,3 +159,159 @@ def test_interrupt_writes_a_checkpoint_and_stops(tmp_path: Path) -> None:
     resumed = run(DataLoader)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+class Killed(Exception):
+    """Stands for the end of a process at one exact moment."""
+
+
+def cross_entropy_that_dies(at: int | None):
+    calls = 0
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise Killed
+        return nn.functional.cross_entropy(output, targets)
+
+    return loss
+
+
+def assert_resumes_alike(folder: Path, run, **death: int) -> None:
+    """Compare an undisturbed run with one that dies and is taken up again."""
+    whole, expected = run(folder / "whole")
+    with pytest.raises((Killed, KeyboardInterrupt)):
+        run(folder / "cut", **death)
+    resumed, found = run(folder / "cut")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for one, other in zip(expected.rows, found.rows, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+def moons() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 5, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    return bf.convert(net, bf.MeanField())
+
+
+OPTIONS = {"epochs": 2, "seed": 1, "resume": True, "progress": False}
+
+
+@pytest.mark.parametrize("at", [1, 4, 8, 12])
+def test_data_that_draws_random_numbers_resumes_alike(tmp_path: Path, at: int) -> None:
+    class Augmented(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            x, y = super().__getitem__(index)
+            return x + torch.randn(5), y
+
+    def run(folder: Path, dies_at: int | None = None) -> tuple[nn.Module, bf.History]:
+        model = network()
+        loader = DataLoader(Augmented(*moons().tensors), 16, shuffle=True)
+        loss = cross_entropy_that_dies(dies_at)
+        history = bf.fit(
+            model, loader, run_dir=folder, checkpoint_every=1, likelihood=loss, **OPTIONS
+        )
+        return model, history
+
+    assert_resumes_alike(tmp_path, run, dies_at=at)
+
+
+@pytest.mark.parametrize("dies_in", [1, 2])
+def test_death_in_validation_resumes_alike(tmp_path: Path, dies_in: int) -> None:
+    # The last batch of the epoch has been checkpointed, the epoch has not.
+    def run(folder: Path, dies_in: int | None = None) -> tuple[nn.Module, bf.History]:
+        class Validation:
+            reads = 0
+            own = DataLoader(moons(), 40, shuffle=True, generator=torch.Generator().manual_seed(3))
+            generator = own.generator
+
+            def __iter__(self):
+                self.reads += 1
+                if self.reads == dies_in:
+                    raise Killed
+                return iter(self.own)
+
+        model = network()
+        history = bf.fit(
+            model,
+            DataLoader(moons(), 16, shuffle=True),
+            Validation(),
+            run_dir=folder,
+            checkpoint_every=1,
+            keep_best=True,
+            **OPTIONS,
+        )
+        return model, history
+
+    assert_resumes_alike(tmp_path, run, dies_in=dies_in)
+
+
+def test_interrupt_between_two_batches_of_a_step_waits_for_the_step(tmp_path: Path) -> None:
+    def run(folder: Path, stops_at: int | None = None) -> tuple[nn.Module, bf.History]:
+        calls = 0
+
+        def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == stops_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return nn.functional.cross_entropy(output, targets)
+
+        model = network()
+        loader = DataLoader(moons(), 16, shuffle=True)
+        history = bf.fit(model, loader, run_dir=folder, accumulate=3, likelihood=loss, **OPTIONS)
+        return model, history
+
+    assert_resumes_alike(tmp_path, run, stops_at=3)
+
+
+def test_interrupt_in_the_last_validation_is_not_swallowed(tmp_path: Path) -> None:
+    class Validation:
+        def __iter__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return iter(DataLoader(moons(), 48))
+
+    loader = DataLoader(moons(), 32)
+    with pytest.raises(KeyboardInterrupt):
+        bf.fit(network(), loader, Validation(), epochs=1, run_dir=tmp_path, progress=False)
+
+
+def test_best_weights_of_an_older_run_are_never_put_back(tmp_path: Path) -> None:
+    loaders = DataLoader(moons(), 32), DataLoader(moons(), 96)
+    options = {"run_dir": tmp_path, "seed": 0, "progress": False}
+    old = network()
+    bf.fit(old, *loaders, epochs=8, keep_best=True, learning_rate=0.01, **options)
+    bf.fit(network(), *loaders, epochs=2, learning_rate=0.5, **options)
+    resumed = network()
+    bf.fit(resumed, *loaders, epochs=2, learning_rate=0.5, resume=True, keep_best=True, **options)
+    assert not torch.equal(old[0].weight_posterior.mean, resumed[0].weight_posterior.mean)
+
+
+def test_resume_takes_a_new_rate_and_refuses_a_new_optimizer(tmp_path: Path) -> None:
+    loader = DataLoader(moons(), 32)
+    options = {"run_dir": tmp_path, "progress": False}
+    model = network()
+    bf.fit(model, loader, epochs=1, **options)
+    before = model[0].weight_posterior.mean.clone()
+    with pytest.raises(ArchiveError, match="another optimizer than this SGD"):
+        bf.fit(model, loader, epochs=2, resume=True, optimizer="sgd", **options)
+    bf.fit(model, loader, epochs=2, resume=True, learning_rate=1e-12, **options)
+    torch.testing.assert_close(model[0].weight_posterior.mean, before, rtol=0, atol=1e-9)
+
+
+def test_finished_run_remembers_where_its_classes_lie(tmp_path: Path) -> None:
+    words = torch.randint(0, 7, (16, 5))
+    loader = DataLoader(TensorDataset(words, words), 8)
+    for _ in range(2):
+        net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+        model = bf.convert(net, bf.MeanField())
+        bf.fit(model, loader, epochs=1, run_dir=tmp_path, resume=True, progress=False)
+    assert bf.predict(model, words, num_samples=2).probs.shape == (16, 7, 5)

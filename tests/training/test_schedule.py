@@ -39,7 +39,7 @@ def test_as_schedule_takes_numbers_names_and_functions() -> None:
     assert as_schedule("beta", lambda progress: progress**2)(0.5) == 0.25
     with pytest.raises(ValueError, match="beta must be a finite number >= 0, got -1"):
         as_schedule("beta", -1)
-    with pytest.raises(LookupError, match="unknown schedule 'warmup'. Did you mean 'warm_up'"):
+    with pytest.raises(LookupError, match=r"unknown schedule 'warmup'\. Did you mean 'warm_up'"):
         as_schedule("beta", "warmup")
     with pytest.raises(ValueError, match="fraction must lie in"):
         warm_up(fraction=2.0)

@@ -61,18 +61,27 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback(
     epilog="Begin with [bold]bayesify demo[/bold], then [bold]bayesify fit --help[/bold].",
 )
 def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool,
+        # Eager: it answers before a command is asked for.
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Make a PyTorch network Bayesian, train it, and know how sure it is."""
-    del debug
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+    del debug, version
 
 
 def _sentence(error: BaseException) -> str:

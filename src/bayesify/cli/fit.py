@@ -85,7 +85,7 @@ def fit(
     The run's folder holds config.toml (every choice made), metrics.csv,
     log.txt, checkpoint.safetensors and, at the end, model.safetensors.
     """
-    named = {"model": {"name": model}, "method": {"name": method}}
+    named: dict[str, Any] = {"model": {"name": model}, "method": {"name": method}}
     named["data"] = {"name": data, "batch_size": batch_size, "validation": _share(validation)}
     named["fit"] = {"epochs": epochs, "learning_rate": learning_rate, "beta": _value(beta)}
     changes = _changes({**named, "seed": seed}, choose or [])

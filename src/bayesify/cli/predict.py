@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -21,7 +21,7 @@ from bayesify.prediction import predict as predict_with
 from bayesify.prediction.predictive import ClassificationPredictive, RegressionPredictive
 from bayesify.recipes.trained import Trained, load_trained
 
-Columns = dict[str, list[float] | list[int] | list[str]]
+Columns = dict[str, list[Any]]
 
 _NUM_SHOWN = 10
 

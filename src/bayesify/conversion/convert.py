@@ -68,13 +68,20 @@ def convert(model: Model, method: Method) -> Model:
 
 
 def convert_(model: Model, method: Method) -> Model:
-    """Make a model Bayesian in place and return it; on an error it is unchanged."""
+    """Make a model Bayesian in place and return it; on an error it is unchanged.
+
+    Use what it returns: a method that needs several networks (`DeepEnsemble`) returns a new module
+    of copies instead.
+    """
     _check_arguments(model, method)
     return cast(Model, _prepare(model, method, method.plan(model)))
 
 
 def revert(model: Model) -> Model:
-    """Return the plain network of a Bayesian one: its mean weights in the user's own layers."""
+    """Return the plain network of a Bayesian one: its mean weights in the user's own layers.
+
+    An ensemble has no one network: it stays a module of plain `members`.
+    """
     twin = copy.deepcopy(model)
     for module in list(twin.modules()):
         if is_bayesian(module):

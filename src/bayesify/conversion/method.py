@@ -79,7 +79,12 @@ def method_from_dict(fields: Mapping[str, Any]) -> Method:
     for key in options:
         if key not in known:
             raise ValueError(unknown(f"option of {kind.__name__}", key, known))
-    return kind(**options)
+    return kind(**{key: _as_tuple(value) for key, value in options.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    # JSON has no tuples; a frozen record with a list in it could not be hashed.
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _is_plain(value: Any) -> bool:

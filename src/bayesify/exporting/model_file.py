@@ -7,6 +7,7 @@ It holds no code; loading needs the architecture, as a module or as a registered
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -55,12 +56,19 @@ def save(
         likelihood = record.likelihood.to_dict()
         own = record.likelihood.state_dict()
         tensors |= {f"{_LIKELIHOOD}{key}": value for key, value in own.items()}
+    for name, value in (("options", options), ("note", note)):
+        _check_json(name, value)
     description = {
         "library": __version__,
         "method": record.method.to_dict(),
         "sites": [site.to_dict() for site in record.plan.sites],
         "skipped": [vars(skip) for skip in record.plan.skipped],
         "likelihood": likelihood,
+        "frozen": [
+            public_key(model, key)
+            for key, parameter in model.named_parameters()
+            if not parameter.requires_grad
+        ],
         "architecture": architecture,
         "options": dict(options or {}),
         "note": dict(note or {}),
@@ -88,21 +96,19 @@ def load(path: str | os.PathLike[str], architecture: nn.Module | None = None) ->
             Skip(entry["path"], tuple(entry["shape"]), entry["reason"])
             for entry in description["skipped"]
         )
-    except (LookupError, TypeError, ValueError) as error:
-        raise ArchiveError(f"{path} describes a model this bayesify cannot make: {error}") from error
+        likelihood = _likelihood(description["likelihood"], tensors)
+        frozen = set(description["frozen"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ArchiveError(
+            f"{path} describes a model this bayesify cannot make: {error}"
+        ) from error
     plan = Plan(sites, skipped)
     _check_sites(path, net, plan)
     model = attach_record(method.prepare_(net, plan), method, plan)
     _load_tensors(path, model, tensors)
-    if description["likelihood"] is not None:
-        likelihood = likelihood_from_dict(description["likelihood"])
-        own = {
-            key.removeprefix(_LIKELIHOOD): value
-            for key, value in tensors.items()
-            if key.startswith(_LIKELIHOOD)
-        }
-        likelihood.load_state_dict(own)
-        require_record(model).likelihood = likelihood
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(public_key(model, key) not in frozen)
+    require_record(model).likelihood = likelihood
     return model.eval()
 
 
@@ -121,6 +127,26 @@ def public_key(model: nn.Module, key: str) -> str:
     if isinstance(owner._modules.get(last), Posterior):
         return f"{path.removesuffix(SUFFIX)}.{name}"
     return key
+
+
+def _likelihood(fields: dict[str, Any] | None, tensors: Mapping[str, Tensor]) -> Likelihood | None:
+    if fields is None:
+        return None
+    likelihood = likelihood_from_dict(fields)
+    own = {
+        key.removeprefix(_LIKELIHOOD): value
+        for key, value in tensors.items()
+        if key.startswith(_LIKELIHOOD)
+    }
+    likelihood.load_state_dict(own)
+    return likelihood
+
+
+def _check_json(name: str, value: object) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must hold only what JSON can hold: {error}") from error
 
 
 def _architecture(path: Any, description: Mapping[str, Any]) -> nn.Module:
@@ -162,6 +188,10 @@ def _load_tensors(path: Any, model: nn.Module, tensors: Mapping[str, Tensor]) ->
             f"{path} was made from another architecture: missing {missing[:3]}, unexpected "
             f"{extra[:3]}"
         )
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        # A model in float64 or bfloat16 stays one, whatever type the architecture was built in.
+        if key in own and tensor.dtype != state[own[key]].dtype:
+            tensor.data = tensor.data.to(state[own[key]].dtype)
     try:
         model.load_state_dict({key: state[public] for key, public in own.items()})
     except RuntimeError as error:

@@ -64,8 +64,7 @@ class DeepEnsemble(Method):
         for index in range(self.num_members):
             member = copy.deepcopy(model)
             if self.start == "fresh":
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(self.seed + index)
+                with _seeded(self.seed + index, member):
                     for module in member.modules():
                         if (reset := _reset_of(module)) is not None:
                             reset()
@@ -109,6 +108,18 @@ class Ensemble(nn.Module):
         member = self.members[self.turn % len(self.members)]
         self.turn += 1
         return member(*args, **kwargs)
+
+
+@contextmanager
+def _seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """Seed the generators a model's weights are drawn from, and put them back."""
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        # Only the generators that are put back: torch.manual_seed would seed every device's.
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -42,7 +43,7 @@ class MCDropout(Method):
         if not layers:
             reason = "it has no nn.Dropout layer to sample: add some, or use another method"
             raise ConversionError([("model", reason)])
-        if self.rate is None and all(layer.p == 0 for layer in layers):
+        if self.rate is None and all(_rate(layer) == 0 for layer in layers):
             reason = "every dropout layer has rate 0: pass rate=, such as MCDropout(rate=0.1)"
             raise ConversionError([("model", reason)])
         return Plan()
@@ -52,7 +53,7 @@ class MCDropout(Method):
         del plan
         if self.rate is not None:
             for layer in dropout_layers(model):
-                layer.p = self.rate
+                setattr(layer, _rate_name(layer), self.rate)
         return model
 
     @contextmanager
@@ -60,15 +61,33 @@ class MCDropout(Method):
         """Turn dropout layers on, and nothing else: norms keep their running statistics."""
         layers = dropout_layers(model) if by == "sample" else []
         before = [layer.training for layer in layers]
-        for layer in layers:
-            layer.training = True
+        is_fused = torch.backends.mha.get_fastpath_enabled()
         try:
+            for layer in layers:
+                layer.training = True
+            if layers:
+                # In evaluation a transformer layer runs fused, past the dropout layers it holds.
+                torch.backends.mha.set_fastpath_enabled(False)
             yield
         finally:
+            torch.backends.mha.set_fastpath_enabled(is_fused)
             for layer, mode in zip(layers, before, strict=True):
                 layer.training = mode
 
 
-def dropout_layers(model: nn.Module) -> list[_DropoutNd]:
-    """Return the dropout layers of a model."""
-    return [module for module in model.modules() if isinstance(module, _DropoutNd)]
+def dropout_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that drop out; attention and recurrent ones have their own."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _DropoutNd)
+        or (isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and module.dropout > 0)
+    ]
+
+
+def _rate_name(layer: nn.Module) -> str:
+    return "p" if isinstance(layer, _DropoutNd) else "dropout"
+
+
+def _rate(layer: nn.Module) -> float:
+    return getattr(layer, _rate_name(layer))

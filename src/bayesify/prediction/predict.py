@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +26,10 @@ from bayesify.training.likelihood import (
     Likelihood,
     as_likelihood,
 )
-from bayesify.types import batch_size, device_of, split_batch, to_device
+from bayesify.types import batch_size, device_of, map_tensors, split_batch, to_device
 
 
-def predict(
+def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a default
     model: nn.Module,
     data: Any,
     *,
@@ -44,16 +45,20 @@ def predict(
 
     Args:
         model: A model from `convert`, usually trained with `fit`.
-        data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader.
+        data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader: a
+            DataLoader or a list of batches.
         num_samples: Posterior draws to average.
         by: How randomness travels: one of the method's ways, such as "sample", "local" or "mean";
             None takes the way the model was trained.
-        likelihood: What outputs mean, where `fit` did not settle it.
+        likelihood: What outputs mean, where `fit` did not settle it. A name that `fit` settled
+            already keeps what it learned, such as the noise.
         batch_size: Examples per pass for inputs that are not a loader.
         memory_limit: Bytes a chunk of draws may take.
         seed: Seed of the draws; the global generators are left as they were.
         progress: Whether to show a bar over a loader's batches; None shows one in a terminal.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     batches = predict_batches(
         model,
         data if _is_loader(data) else _Batches(data, batch_size),
@@ -90,12 +95,13 @@ def predict_batches(
         raise ValueError(unknown(kind, way, record.method.ways))
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    device = device_of(model)
+    device, dtype = device_of(model), _short_type(model)
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
     with _evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in _shown(data, progress):
             inputs, targets = split_batch(to_device(batch, device))
+            inputs = map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
             accumulator = _accumulator(meaning)
             for stack in draws.outputs(inputs, number):
                 _update(accumulator, meaning, stack)
@@ -125,10 +131,11 @@ def _update(accumulator: Accumulator, likelihood: Likelihood, stack: Tensor) -> 
 
 
 def _likelihood(record: Record, chosen: Likelihood | str | None) -> Likelihood:
+    settled = record.likelihood
+    if isinstance(settled, Likelihood) and chosen in (None, settled.task):
+        return settled
     if chosen is not None:
         return as_likelihood(chosen, None)
-    if isinstance(record.likelihood, Likelihood):
-        return record.likelihood
     raise ValueError(
         "likelihood must be given: this model was not trained by fit, so what its outputs mean is "
         "unknown; pass likelihood='classification' or likelihood='regression'"
@@ -139,10 +146,20 @@ class _Batches:
     """Inputs that are not a loader, cut into batches."""
 
     def __init__(self, inputs: Any, size: int) -> None:
+        try:
+            self.count = batch_size(inputs)
+        except TypeError:
+            raise TypeError(
+                "data must be a tensor, a mapping or tuple of tensors, or a loader, got "
+                f"{type(inputs).__name__}; wrap a data set in a DataLoader, an array in "
+                "torch.as_tensor"
+            ) from None
         self.inputs, self.size = inputs, size
-        self.count = batch_size(inputs)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.count <= self.size:
+            yield (self.inputs,)
+            return
         for start in range(0, max(self.count, 1), self.size):
             # A pair of positional inputs must not read as (inputs, targets).
             yield (self._cut(self.inputs, slice(start, start + self.size)),)
@@ -158,7 +175,20 @@ class _Batches:
 
 
 def _is_loader(data: Any) -> bool:
-    return isinstance(data, Iterable) and not isinstance(data, (Tensor, Mapping, Sequence))
+    if isinstance(data, list):
+        return len(data) > 0 and not any(isinstance(entry, Tensor) for entry in data)
+    is_inputs = isinstance(data, (Tensor, Mapping, Sequence, np.ndarray))
+    return isinstance(data, Iterable) and not is_inputs
+
+
+def _short_type(model: nn.Module) -> torch.dtype | None:
+    """Return the 16-bit type of a model's weights, as `fit` leaves them in "bf16-true", or None."""
+    types = {parameter.dtype for parameter in model.parameters()}
+    return next(iter(types & {torch.bfloat16, torch.float16}), None) if len(types) == 1 else None
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 @contextmanager
@@ -180,7 +210,10 @@ def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
         return
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # Only the generators that are put back: torch.manual_seed would seed every device's.
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index.index or 0].manual_seed(seed)
         yield
 
 

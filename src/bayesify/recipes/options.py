@@ -64,6 +64,8 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, entry) for entry in typing.get_args(hint))

@@ -166,14 +166,19 @@ def _check_data_keys(data: Mapping[str, Any]) -> None:
     size, held_out, root = data.get("batch_size"), data.get("validation"), data.get("root")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"data.batch_size must be a whole number >= 1, got {size!r}")
-    is_number = isinstance(held_out, (int, float)) and not isinstance(held_out, bool)
-    if not is_number or held_out < 0 or (isinstance(held_out, float) and held_out >= 1):
+    if not _is_share(held_out):
         raise ValueError(
             "data.validation must be a fraction below 1 or a count of the training data to hold "
             f"out, 0 for none, got {held_out!r}"
         )
     if root is not None and not isinstance(root, str):
         raise TypeError(f"data.root must be the path of a folder, got {root!r}")
+
+
+def _is_share(value: Any) -> bool:
+    if isinstance(value, float):
+        return 0.0 <= value < 1.0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_names_in_settings(settings: FitSettings) -> None:

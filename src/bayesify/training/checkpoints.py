@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.archive import read_archive, whole, write_archive
+from bayesify.conversion.posterior import posteriors
+from bayesify.training.likelihood import Likelihood
 from bayesify.training.run_state import (
     Position,
     RandomState,
@@ -32,12 +34,13 @@ class Checkpoints:
         fabric: Any,
         settings: FitSettings,
         model: nn.Module,
-        likelihood: nn.Module,
+        likelihood: Likelihood,
         optimizers: Sequence[Any],
         generators: Sequence[torch.Generator],
     ) -> None:
         self.fabric = fabric
         self.settings = settings
+        self.likelihood = likelihood
         self.modules = {"model": model, "likelihood": likelihood}
         self.optimizers = optimizers
         self.generators = generators
@@ -65,7 +68,7 @@ class Checkpoints:
             self.refuse(f"a weight became NaN or infinite by step {position.step}")
         if self.path is None:
             return
-        position.class_axis = getattr(self.modules["likelihood"], "class_axis", None)
+        position.class_axis = self.likelihood.class_axis
         position.gradient_scaler = self.fabric.strategy.precision.state_dict()
         now = RandomState.capture(self.generators)
         start = self._epoch_start if is_mid_epoch and self._epoch_start is not None else now
@@ -95,7 +98,7 @@ class Checkpoints:
                 f"{self.fabric.world_size}: resume with as many"
             )
         if position.class_axis is not None:
-            self.modules["likelihood"].class_axis = position.class_axis
+            self.likelihood.class_axis = position.class_axis
         if position.gradient_scaler:
             self.fabric.strategy.precision.load_state_dict(position.gradient_scaler)
         if self._best_path is not None and not self._best_path.is_file():
@@ -134,8 +137,10 @@ class Checkpoints:
         )
 
     def _is_finite(self) -> bool:
+        scales = {id(p) for s in posteriors(self.modules["model"]) for p in s.scale_parameters()}
         checks = [
-            torch.isfinite(parameter).all()
+            # A raw scale of -inf is a standard deviation of exactly 0, which is allowed.
+            (parameter < torch.inf if id(parameter) in scales else torch.isfinite(parameter)).all()
             for module in self.modules.values()
             for parameter in module.parameters()
         ]

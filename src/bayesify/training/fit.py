@@ -161,10 +161,12 @@ class _Run:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)  # gradients of the user's own, from before
         sums = EpochSums(self.likelihood, self.fabric.device, position.totals)
+        divergence = None
         for index, batch in enumerate(self._batches(now), position.batch):
             group = self._group_size(index)
             is_update = index % self.settings.accumulate == group - 1
-            divergence = self._batch(batch, sums, group, is_update=is_update)
+            found = self._batch(batch, sums, group, is_update=is_update)
+            divergence = divergence if found is None else found
             position.batch = index + 1
             self._look(sums)
             reporter.step(position.epoch, self._shown(sums, divergence, index))
@@ -211,6 +213,7 @@ class _Run:
         factor = self.schedule(self._progress())
         beta = self.beta(self._progress())
         divergence = None
+        part = torch.zeros((), device=self.fabric.device)
         nlls: list[Tensor] = []
         outputs: list[Any] = []
         for number in range(num_samples):
@@ -323,8 +326,7 @@ class _Run:
 
     def _watch_rounding(self) -> None:
         """Warn, once in a run, when the precision rounds the noise of the weights away."""
-        is_short = "bf16" in self.settings.precision and self.fabric.is_global_zero
-        if is_short and not self._is_warned:
+        if "bf16" in self.settings.precision and not self._is_warned:
             self._is_warned = warn_of_rounded_noise(self.model)
 
     def _make_likelihood(self, loader: Any) -> Likelihood:

@@ -32,6 +32,8 @@ class Likelihood(nn.Module, ABC):
     higher_is_better: ClassVar[bool]
     starts_from_targets = False
     """Whether `start` wants a look at some targets before training."""
+    class_axis: int | None = None
+    """Axis of the classes in an output, where there are classes and it is known."""
 
     @abstractmethod
     def nll(self, output: Any, targets: Tensor) -> Tensor:

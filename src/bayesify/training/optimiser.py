@@ -42,8 +42,11 @@ def make_optimizers(
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    optimizers_made = [_build(settings, [group for group in groups if group["params"]])]
+    groups = [group for group in groups if group["params"]]
+    optimizers_made = [_build(settings, groups)] if groups else []
     trainable = [entry for entry in scales if entry.requires_grad]
+    if not groups and not trainable:
+        raise ValueError("the model has nothing to train: every parameter is frozen")
     if trainable:
         optimizers_made.append(torch.optim.Adam(trainable, lr=settings.scale_learning_rate))
     for optimizer in optimizers_made:

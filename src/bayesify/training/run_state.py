@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from bayesify.archive import ArchiveError, read_archive, whole, write_archive
 
 KIND = "training run"
+_CHOSEN = ("lr", "base_lr", "weight_decay")
 
 
 @dataclass
@@ -184,7 +185,13 @@ def _load_optimizer(
                 sharded = torch.zeros_like(owner)
                 copy_whole_(sharded, value)
                 entries[name] = sharded
+    # Where a run goes on with another rate (it had diverged, say), the new one counts.
+    chosen = [
+        {key: group[key] for key in _CHOSEN if key in group} for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict({"state": state, "param_groups": described["groups"]})
+    for group, choices in zip(optimizer.param_groups, chosen, strict=True):
+        group.update(choices)
 
 
 def _check_same_optimizer(path: Path, optimizer: Optimizer, described: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ schedules: Registry[Callable[..., Schedule]] = Registry("schedule")
 @schedules.register("constant")
 def constant(value: float = 1.0) -> Schedule:
     """Return one value throughout."""
-    return lambda progress: value
+    return lambda _: value
 
 
 @schedules.register("warm_up")

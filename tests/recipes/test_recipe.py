@@ -1,0 +1,151 @@
+"""A recipe is checked when it is made, and survives being written and read."""
+
+from pathlib import Path
+
+import pytest
+
+from bayesify.methods import MCDropout, MeanField
+from bayesify.recipes.recipe import make_recipe, read_recipe, read_tables
+
+TEXT = """
+seed = 3
+
+[model]
+name = "mlp"
+hidden = [8]
+
+[data]
+name = "digits"
+batch_size = 32
+
+[method]
+name = "mean_field"
+prior_std = 0.3
+how = "local"
+
+[fit]
+epochs = 2
+beta = "warm_up"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_read_recipe_makes_what_the_file_says(path):
+    recipe = read_recipe(path)
+    assert recipe.seed == 3
+    assert recipe.make_method() == MeanField(prior_std=0.3, how="local")
+    assert recipe.options("model") == {"hidden": [8]}
+    assert recipe.options("data") == {}
+    settings = recipe.settings(run_dir="somewhere")
+    assert (settings.epochs, settings.beta, settings.seed) == (2, "warm_up", 3)
+    assert settings.run_path == Path("somewhere")
+
+
+def test_changes_win_over_the_file(path):
+    recipe = read_recipe(path, {"seed": 5, "fit": {"epochs": 7}, "data": {"batch_size": 4}})
+    assert (recipe.seed, recipe.fit["epochs"], recipe.data["batch_size"]) == (5, 7, 4)
+    assert recipe.fit["beta"] == "warm_up"
+
+
+def test_naming_another_method_drops_the_options_of_the_old_one(path):
+    recipe = read_recipe(path, {"method": {"name": "mc_dropout", "rate": 0.2}})
+    assert recipe.make_method() == MCDropout(rate=0.2)
+    same = read_recipe(path, {"method": {"name": "mean_field"}})
+    assert same.method["prior_std"] == 0.3
+
+
+def test_naming_another_data_set_keeps_the_batch_size(path):
+    recipe = read_recipe(path, {"data": {"name": "two_moons"}})
+    assert recipe.data["batch_size"] == 32
+
+
+def test_defaults_fill_what_is_left_open():
+    recipe = make_recipe({"model": {"name": "mlp"}, "data": {"name": "digits"}})
+    assert recipe.make_method() == MeanField()
+    assert recipe.data == {"name": "digits", "batch_size": 128, "validation": 0.1}
+    assert recipe.fit == {"epochs": 20}
+    assert recipe.seed == 0
+
+
+def test_written_recipe_is_read_back_equal(path, tmp_path):
+    recipe = read_recipe(path)
+    other = tmp_path / "config.toml"
+    other.write_text(recipe.to_toml(), encoding="utf-8")
+    again = read_recipe(other)
+    assert again.to_dict() == recipe.to_dict()
+    # Written out, every default is there, so that a later default cannot change the run.
+    assert again.fit["learning_rate"] == 1e-3
+    assert again.model["activation"] == "relu"
+    assert again.method["scale"] == "weight"
+
+
+def test_one_seed_in_a_written_recipe_can_be_changed_in_one_place(path, tmp_path):
+    other = tmp_path / "config.toml"
+    other.write_text(read_recipe(path).to_toml(), encoding="utf-8")
+    assert read_recipe(other, {"seed": 9}).settings().seed == 9
+    own = read_recipe(path, {"fit": {"seed": 4}})
+    assert own.settings().seed == 4
+    assert own.to_dict()["fit"]["seed"] == 4
+
+
+def test_settings_that_need_a_run_folder_are_accepted(path):
+    recipe = read_recipe(path, {"fit": {"tensorboard": True}})
+    assert recipe.settings(run_dir="runs").tensorboard
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"modle": {}}, "unknown key of a recipe 'modle'. Did you mean 'model'?"),
+        ({"model": 3}, "model must be a table, such as [model], got 3"),
+        ({"model": {"name": "mpl"}}, "unknown model 'mpl'. Did you mean 'mlp'?"),
+        ({"model": {"name": 3}}, "model.name must be the name of a model, got 3"),
+        ({"model": {"hiden": [3]}}, "unknown model 'mlp' option 'hiden'. Did you mean 'hidden'?"),
+        ({"data": {"name": "digit"}}, "unknown data set 'digit'. Did you mean 'digits'?"),
+        ({"data": {"batchsize": 3}}, "Did you mean 'batch_size'?"),
+        ({"data": {"batch_size": 0}}, "data.batch_size must be a whole number >= 1, got 0"),
+        ({"data": {"validation": 1.5}}, "data.validation must be a fraction below 1"),
+        ({"data": {"validation": -1}}, "data.validation must be a fraction below 1"),
+        ({"data": {"root": 3}}, "data.root must be the path of a folder, got 3"),
+        ({"method": {"name": "meanfield"}}, "unknown method 'meanfield'. Did you mean"),
+        ({"method": {"prior_sd": 1}}, "unknown method 'mean_field' option 'prior_sd'. Did you"),
+        ({"method": {"how": "both"}}, "how of method 'mean_field' must be 'sample' or 'local'"),
+        ({"fit": {"epohcs": 1}}, "unknown [fit] option 'epohcs'. Did you mean 'epochs'?"),
+        ({"fit": {"epochs": 0}}, "epochs must be a whole number >= 1, got 0"),
+        ({"fit": {"learning_rate": "fast"}}, "learning_rate of [fit] must be a number"),
+        ({"fit": {"optimizer": "adma"}}, "unknown optimizer 'adma'. Did you mean 'adam'?"),
+        ({"fit": {"beta": "warmup"}}, "unknown schedule 'warmup'. Did you mean 'warm_up'?"),
+        ({"fit": {"likelihood": "classify"}}, "likelihood must be 'classification'"),
+        ({"seed": "one"}, "seed must be a whole number, got 'one'"),
+    ],
+)
+def test_a_slip_is_answered_by_one_sentence(path, changes, sentence):
+    with pytest.raises((ValueError, TypeError, LookupError)) as error:
+        read_recipe(path, changes)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("table", ["model", "data"])
+def test_a_recipe_must_name_its_model_and_data(table):
+    tables = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+    del tables[table]
+    with pytest.raises(ValueError, match=rf"{table}.name must be given. Known: "):
+        make_recipe(tables)
+
+
+def test_read_tables_says_when_a_file_is_missing_or_not_toml(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_tables(tmp_path / "nothing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[model\nname = 3", encoding="utf-8")
+    with pytest.raises(ValueError, match="is not a TOML file"):
+        read_tables(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is not a TOML file"):
+        read_tables(broken)
