@@ -51,6 +51,8 @@ class Checkpoints:
         self._best_path = None if folder is None else folder / "best.safetensors"
         if folder is not None and fabric.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
+            for left_over in folder.glob(".*.safetensors.*"):
+                left_over.unlink()  # a run that was killed while it wrote
 
     def forget_best(self) -> None:
         """Drop the best weights of an older run in the same folder."""

@@ -66,6 +66,9 @@ class Likelihood(nn.Module, ABC):
 class Classification(Likelihood):
     """Categorical likelihood of integer targets under logits.
 
+    Outputs and targets are compared position by position. A causal language model that shifts its
+    labels itself needs targets shifted by one, or its own loss as a `CustomLikelihood`.
+
     Args:
         class_axis: Axis of the classes in the output: 1 as in `cross_entropy`, or -1 as in
             language models; None finds it from the shape of the targets.
