@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, store
 
 import bayesify as bf
 from bayesify.data import loader, split
@@ -103,16 +103,9 @@ def main() -> None:
     rows = [json.loads((folder / "row.json").read_text()) for folder in folders]
     chosen = min(range(len(GRID)), key=lambda index: rows[index]["validation"]["nll"])
     report = {
-        "command": "python benchmarks/mnist_lenet_5.py",
+        **provenance(__file__),
         "seed": arguments.seed,
         "epochs": arguments.epochs,
-        "hardware": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else platform.machine(),
-        "torch": torch.__version__,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
         "grid": rows,
         "chosen": rows[chosen],
         "test": measure(folders[chosen], arguments.data),
@@ -120,9 +113,7 @@ def main() -> None:
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(report, indent=2))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+    store(arguments.out, report)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,14 @@ behind convolutions); and what `predict` takes by default. Batches of 1, 32 and 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, store
 from torch import nn
 
 import bayesify as bf
@@ -91,20 +89,11 @@ def main() -> None:
             shown = "  ".join(f"{way} {value:.1f}" for way, value in times.items())
             print(f"{name:14s} {size:4d}  {shown}", flush=True)
     report = {
-        "command": "python benchmarks/prediction.py",
+        **provenance(__file__),
         "unit": "milliseconds for 30 samples of one batch",
-        "hardware": torch.cuda.get_device_name() if is_gpu else platform.machine() + " CPU",
-        "torch": torch.__version__,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
         "results": results,
     }
-    if arguments.out:
-        previous = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
-        previous["gpu" if is_gpu else "cpu"] = report
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(previous, indent=2) + "\n")
+    store(arguments.out, report)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ turns within a round, so that a slow moment of the machine hits them alike.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from provenance import provenance, store
 from torch import Tensor, nn
 
 import bayesify as bf
@@ -260,14 +258,8 @@ def main() -> None:
     is_gpu = torch.cuda.is_available()
     began = time.perf_counter()
     results = (on_gpu if is_gpu else on_cpu)(arguments)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     report = {
-        "command": "python benchmarks/training_step.py",
-        "hardware": torch.cuda.get_device_name() if is_gpu else platform.machine() + " CPU",
-        "torch": torch.__version__,
-        "commit": commit,
+        **provenance(__file__),
         "wall_seconds": round(time.perf_counter() - began, 1),
         "results": results,
     }
@@ -277,11 +269,7 @@ def main() -> None:
             print(f"  {name:55s} {value:9.3f} ms")
         for name, value in values["ratio_best_to_best"].items():
             print(f"  best to best: {name:41s} {value:9.3f} x")
-    if arguments.out:
-        previous = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
-        previous["gpu" if is_gpu else "cpu"] = report
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(previous, indent=2) + "\n")
+    store(arguments.out, report)
 
 
 if __name__ == "__main__":

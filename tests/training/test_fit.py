@@ -13,17 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
 from bayesify.training.settings import FitOptions, FitSettings
-
-
-def data(size: int = 96) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, 5, generator=generator)
-    return TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 2))
+from training.small_problem import data, network
 
 
 def run(method: bf.Method | None = None, **options: Any) -> tuple[nn.Module, bf.History]:

@@ -6,22 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import bayesify as bf
 from bayesify.training.settings import FitSettings, num_examples
-
-
-def data(size: int = 96) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, 5, generator=generator)
-    return TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 2))
+from training.small_problem import data, network
 
 
 def test_loaders_that_cannot_train_are_explained() -> None:

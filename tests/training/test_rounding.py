@@ -3,22 +3,10 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import bayesify as bf
-
-
-def data(size: int = 96) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(size, 5, generator=generator)
-    return TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 2))
+from training.small_problem import data, network
 
 
 def run(method: bf.Method, **options: Any) -> None:
