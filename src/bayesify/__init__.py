@@ -36,7 +36,7 @@ from bayesify.training import (
     History,
 )
 from bayesify.prediction import predict, Predictive
-from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField
+from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField, VariationalDropout
 from bayesify.evaluation import evaluate, Evaluation
 from bayesify.exporting import save, load
 from bayesify.models import build_model
@@ -58,6 +58,7 @@ __all__ = [
     "MeanField",
     "Method",
     "Predictive",
+    "VariationalDropout",
     "__version__",
     "build_model",
     "convert",

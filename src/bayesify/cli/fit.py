@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,20 +91,23 @@ def fit(
     named["fit"] = {"epochs": epochs, "learning_rate": learning_rate, "beta": _value(beta)}
     changes = _changes({**named, "seed": seed}, choose or [])
     described, run = _recipe_and_folder(recipe, run_dir, changes, resume=resume)
+    # Under torchrun every process trains and one speaks.
+    is_speaker = os.environ.get("RANK", "0") == "0"
     try:
-        with _epochs_logged():
+        with _epochs_logged() if is_speaker else nullcontext():
             parts, history = run_recipe(
                 described,
                 run,
                 resume=resume,
                 overwrite=overwrite,
-                on_start=lambda parts: _announce(parts, run),
+                on_start=(lambda parts: _announce(parts, run)) if is_speaker else None,
             )
     except KeyboardInterrupt as error:
         hint = f"; go on with [bold]bayesify fit {escape(str(run.path))} --resume[/bold]"
         errors.print(f"[yellow]stopped[/yellow]{hint if run.has_begun else ''}")
         raise typer.Exit(_INTERRUPTED) from error
-    _report(parts, history, run)
+    if is_speaker:
+        _report(parts, history, run)
 
 
 def _recipe_and_folder(
@@ -194,7 +198,9 @@ def _epochs_logged() -> Iterator[None]:
 
 def _report(parts: Parts, history: History, run: RunFolder) -> None:
     row = {key: value for key, value in history.last.items() if key not in ("epoch", "beta")}
-    table = Table(title=f"after {int(history.last['epoch'])} epochs, {history.seconds:.1f} s")
+    num_epochs = len(history.rows)
+    plural = "s" * (num_epochs != 1)
+    table = Table(title=f"after {num_epochs} epoch{plural}, {history.seconds:.1f} s")
     for name in row:
         table.add_column(name, justify="right")
     table.add_row(*(f"{value:.4g}" for value in row.values()))

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from bayesify.conversion.local import functional_form
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.conversion.select import Candidate, Selection
-from bayesify.distributions import Family, Normal, Prior, divergence_problem
+from bayesify.distributions import Family, Prior, divergence_problem
 from bayesify.distributions.family import describe, rebuild_family, rebuild_prior
 from bayesify.types import ConversionError
 
@@ -163,7 +163,7 @@ def _site(
     module = candidate.module
     # Several places that use one tensor must share its draw, so it has to be drawn.
     can_be_local = (
-        isinstance(choices.family, Normal)
+        choices.family.is_gaussian
         and len(candidate.paths) == 1
         and candidate.name in ("weight", "bias")
         and functional_form(type(module)) is not None

@@ -26,6 +26,8 @@ class Family(ABC):
     parameter_names: ClassVar[tuple[str, ...]]
     is_elementwise: ClassVar[bool] = True
     """Whether entries are independent, so that several tensors can be treated as one."""
+    is_gaussian: ClassVar[bool] = False
+    """Whether a sum of entries is Gaussian, which local reparameterisation needs."""
 
     @abstractmethod
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class Normal(Family):
 
     name: ClassVar[str] = "normal"
     parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
+    is_gaussian: ClassVar[bool] = True
 
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
         """Return mean = tensor and the rho of std."""

@@ -5,21 +5,15 @@ Reference: Graves (2011); Blundell, Cornebise, Kavukcuoglu, Wierstra (2015).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
-from torch import nn
-
-from bayesify.conversion.convert import apply_plan_
-from bayesify.conversion.method import Method, methods
-from bayesify.conversion.plan import Choices, Plan, Scale, make_plan
-from bayesify.conversion.posterior import How
-from bayesify.conversion.scope import forward_by
-from bayesify.conversion.select import Where, select
+from bayesify.conversion.method import methods
+from bayesify.conversion.plan import Choices, Scale
+from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
+from bayesify.methods.variational import Variational
 
 Number = float | Callable[[str, tuple[int, ...]], float]
 """A number for every site, or a function of the site's path and shape."""
@@ -27,7 +21,7 @@ Number = float | Callable[[str, tuple[int, ...]], float]
 
 @methods.register("mean_field")
 @dataclass(frozen=True)
-class MeanField(Method):
+class MeanField(Variational):
     """Independent Normal posterior on every selected weight, Normal prior, closed KL.
 
     Args:
@@ -43,11 +37,6 @@ class MeanField(Method):
     """
 
     name: ClassVar[str] = "mean_field"
-    ways: ClassVar[Mapping[str, str]] = {
-        "sample": "weight samples",
-        "local": "output samples (local reparameterisation)",
-        "mean": "mean weights",
-    }
 
     prior_std: Number = 1.0
     prior_mean: Number = 0.0
@@ -57,34 +46,9 @@ class MeanField(Method):
     scale: Scale = "weight"
     biases: bool = False
 
-    def __post_init__(self) -> None:
-        if self.how not in ("sample", "local"):
-            raise ValueError(f"how must be 'sample' or 'local', got {self.how!r}")
-        if self.scale not in ("weight", "out"):
-            raise ValueError(f"scale must be 'weight' or 'out', got {self.scale!r}")
-        std = self.initial_std
-        if std is not None and not (math.isfinite(std) and std > 0):
-            raise ValueError(f"initial_std must be positive and finite, got {std}")
-
-    def plan(self, model: nn.Module) -> Plan:
-        """Select the tensors and check that each can take a posterior."""
-        selection = select(model, self.where, biases=self.biases)
-        choices = Choices(Normal(), self._prior, self.initial_std, self.how, self.scale)
-        return make_plan(model, selection, choices)
-
-    def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """Replace the planned tensors by posteriors."""
-        return apply_plan_(model, plan)
-
-    def default_way(self) -> str:
-        """Predict the way the model was trained."""
-        return self.how
-
-    @contextmanager
-    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
-        """Draw weights, draw outputs, or use the mean weights."""
-        with forward_by(model, cast(How, by)):
-            yield
+    def choices(self) -> Choices:
+        """Return the Normal family and the Normal prior of each site."""
+        return Choices(Normal(), self._prior, self.initial_std, self.how, self.scale)
 
     def _prior(self, path: str, shape: tuple[int, ...]) -> NormalPrior:
         return NormalPrior(

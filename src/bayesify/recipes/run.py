@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -112,10 +111,10 @@ def run_recipe(
         on_start(parts)
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
     history = fit(parts.model, parts.train, parts.validation, **settings)
-    if int(os.environ.get("RANK", "0")) == 0:
-        name, options = parts.recipe.model["name"], parts.recipe.options("model")
-        note = {"recipe": parts.recipe.to_dict(), "data": describe_data(parts.data)}
-        save(parts.model, run.model, architecture=name, options=options, note=note)
+    name, options = parts.recipe.model["name"], parts.recipe.options("model")
+    note = {"recipe": parts.recipe.to_dict(), "data": describe_data(parts.data)}
+    # On every process: each holds a part of a sharded model, and all write the same file.
+    save(parts.model, run.model, architecture=name, options=options, note=note)
     return parts, history
 
 

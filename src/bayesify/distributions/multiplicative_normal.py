@@ -1,0 +1,77 @@
+"""Multiplicative Gaussian noise: w = mean · (1 + √alpha · noise), alpha at most 1.
+
+Beyond alpha = 1 the published fit of the KL falls without bound, so training that does not bound
+alpha is rewarded for infinite noise. Here alpha = sigmoid(logit_alpha), below 1 by construction.
+
+Reference: Kingma, Salimans, Welling (2015).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.distributions.divergence import divergences
+from bayesify.distributions.family import Family, Parameters, families
+from bayesify.distributions.log_uniform import LogUniformPrior, log_uniform_kl
+
+_LARGEST_START = 0.5
+
+
+@families.register("multiplicative_normal")
+@dataclass(frozen=True)
+class MultiplicativeNormal(Family):
+    """Independent N(mean, alpha · mean²) with alpha = sigmoid(logit_alpha)."""
+
+    name: ClassVar[str] = "multiplicative_normal"
+    parameter_names: ClassVar[tuple[str, ...]] = ("mean", "logit_alpha")
+    is_gaussian: ClassVar[bool] = True
+
+    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Return alpha = (std / mean)², at most ½; entries that share a scale share their mean."""
+        size = tensor.square()
+        for axis, count in enumerate(std.shape):
+            if count != tensor.shape[axis]:
+                size = size.mean(axis, keepdim=True)
+        alpha = (std.square() / size.clamp_min(1e-30)).clamp(1e-12, _LARGEST_START)
+        return {"mean": tensor, "logit_alpha": torch.logit(alpha)}
+
+    def deviation(self, parameters: Parameters) -> Tensor:
+        """Return mean · √alpha · noise, drawn in float32 or better."""
+        mean, logit = (_at_least_float32(parameters[name]) for name in self.parameter_names)
+        return mean * torch.sigmoid(logit).sqrt() * torch.randn_like(mean)
+
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Return the mean."""
+        return parameters["mean"]
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """Return alpha · mean²."""
+        mean, logit = (_at_least_float32(parameters[name]) for name in self.parameter_names)
+        return torch.sigmoid(logit) * mean.square()
+
+    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
+        """Return the log density of N(mean, alpha · mean²)."""
+        variance = self.variance(parameters)
+        standardised = (value - parameters["mean"]).square() / variance
+        return -0.5 * (standardised + torch.log(2 * torch.pi * variance))
+
+
+@divergences.register(MultiplicativeNormal, LogUniformPrior)
+def multiplicative_from_log_uniform(
+    family: MultiplicativeNormal, parameters: Parameters, prior: LogUniformPrior
+) -> Tensor:
+    """Return the exact KL, a function of alpha alone."""
+    del family, prior
+    logit = _at_least_float32(parameters["logit_alpha"])
+    log_std = 0.5 * F.logsigmoid(logit)
+    each = log_uniform_kl(torch.ones_like(log_std), log_std)
+    return each.sum() * (parameters["mean"].numel() / max(logit.numel(), 1))
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -1,0 +1,68 @@
+"""What every method with a posterior over weights shares: its plan, its conversion, its ways."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Literal, cast
+
+from torch import nn
+
+from bayesify.conversion.convert import apply_plan_
+from bayesify.conversion.method import Method
+from bayesify.conversion.plan import Choices, Plan, Scale, make_plan
+from bayesify.conversion.posterior import How
+from bayesify.conversion.scope import forward_by
+from bayesify.conversion.select import Where, select
+
+
+class Variational(Method):
+    """A method that gives selected weights a posterior and draws from it.
+
+    A final method is a frozen dataclass with the fields below and whatever its `choices` need.
+    """
+
+    ways: ClassVar[Mapping[str, str]] = {
+        "sample": "weight samples",
+        "local": "output samples (local reparameterisation)",
+        "mean": "mean weights",
+    }
+
+    initial_std: float | None
+    how: Literal["sample", "local"]
+    where: Where
+    scale: Scale
+    biases: bool
+
+    def __post_init__(self) -> None:
+        if self.how not in ("sample", "local"):
+            raise ValueError(f"how must be 'sample' or 'local', got {self.how!r}")
+        if self.scale not in ("weight", "out"):
+            raise ValueError(f"scale must be 'weight' or 'out', got {self.scale!r}")
+        std = self.initial_std
+        if std is not None and not (math.isfinite(std) and std > 0):
+            raise ValueError(f"initial_std must be positive and finite, got {std}")
+
+    @abstractmethod
+    def choices(self) -> Choices:
+        """Return the family, the prior and the start of every site."""
+
+    def plan(self, model: nn.Module) -> Plan:
+        """Select the tensors and check that each can take a posterior."""
+        return make_plan(model, select(model, self.where, biases=self.biases), self.choices())
+
+    def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Replace the planned tensors by posteriors."""
+        return apply_plan_(model, plan)
+
+    def default_way(self) -> str:
+        """Predict the way the model was trained."""
+        return self.how
+
+    @contextmanager
+    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
+        """Draw weights, draw outputs, or use the mean weights."""
+        with forward_by(model, cast(How, by)):
+            yield
