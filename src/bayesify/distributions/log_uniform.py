@@ -82,8 +82,9 @@ class _LogUniformKL(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        (gradient,) = gradients
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
         mean, share = ctx.saved_tensors
         slope = share * _evaluate(_coefficients()[1], share)  # dKL / dlog x = 2 x D(x)
         of_mean = torch.where(mean == 0, torch.zeros_like(mean), slope / mean)
