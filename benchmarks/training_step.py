@@ -92,7 +92,7 @@ def bayesian_torch_step(net: nn.Module, x: Tensor, y: Tensor, kind: str, *, mode
             "moped_delta": 0.5,
         },
     )
-    net.to(x.device, memory_format=torch.channels_last)
+    net.to(x.device, memory_format=torch.channels_last if x.is_cuda else torch.preserve_format)
     optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, foreach=True)
 
     def loss() -> Tensor:

@@ -59,14 +59,14 @@ class Setting:
         return f"{type(self.method).__name__}({chosen}), {options}"
 
 
-# Chosen for each network on 300 of the training digits 0 to 7, held out, by the nll averaged over
-# three seeds. Plain: weight decay 0 to 1e-2 × 20 to 60 epochs (nll 0.047). Bayesian: prior std 0.15
-# to 1 × beta 0.003 to 0.3 × 30, 40 epochs (nll 0.040); a beta of 1 underfits so few digits.
+# The lowest nll of eight settings each on 300 held-out training digits 0 to 7, a mean over three
+# seeds at 30 epochs. Plain, 0.047: learning rate 3e-3, 5e-3 × weight decay 0, 1e-3, 3e-3, 1e-2.
+# Bayesian, 0.040: prior std 0.3, 1 × beta 0.003, 0.01, 0.03, 0.1. Seeds differ by about 0.006.
 DIGITS = {
     PLAIN: Setting(Deterministic(), {"epochs": 30, "learning_rate": 5e-3, "weight_decay": 3e-3}),
     BAYESIAN: Setting(
-        MeanField(prior_std=0.3, how="local"),
-        {"epochs": 30, "learning_rate": 5e-3, "scale_learning_rate": 2e-2, "beta": 0.01},
+        MeanField(prior_std=1.0, how="local"),
+        {"epochs": 30, "learning_rate": 5e-3, "scale_learning_rate": 2e-2, "beta": 0.003},
     ),
 }
 MOONS = {

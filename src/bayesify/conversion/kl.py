@@ -28,7 +28,8 @@ def kl(model: nn.Module) -> Tensor:
         }
         terms.append(divergence(family, parameters, prior))
     # A model spread over several devices has terms on each; one number needs one of them.
-    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+    device = next(sites[0].parameters()).device
+    return torch.stack([term.to(device) for term in terms]).sum()
 
 
 Group = tuple[Family, Prior, torch.dtype, torch.device]
@@ -41,7 +42,9 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
     for site in sites:
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
-        if site.is_tied_scale or not site.family.is_elementwise or hasattr(first, "full_tensor"):
+        # On a CPU a kernel costs nothing to launch and joining tensors costs a copy.
+        is_apart = first.device.type == "cpu" or hasattr(first, "full_tensor")
+        if is_apart or site.is_tied_scale or not site.family.is_elementwise:
             alone.append(_total(site.kl()))
         else:
             key = (site.family, site.prior, first.dtype, first.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -84,12 +84,40 @@ def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrio
     del family
     mean = _at_least_float32(parameters["mean"])
     rho = _at_least_float32(parameters["rho"])
-    share = mean.numel() / max(rho.numel(), 1)
-    # Constants are taken off entry by entry: near the prior both sides are large and cancel.
-    relative = softplus(rho) / prior.std
-    of_scale = 0.5 * (relative.square() - 1.0) - (log_softplus(rho) - math.log(prior.std))
-    of_mean = 0.5 * ((mean - prior.mean) / prior.std).square()
-    return share * of_scale.sum() + of_mean.sum()
+    return _NormalKL.apply(mean, rho, prior.mean, prior.std)
+
+
+class _NormalKL(torch.autograd.Function):
+    """The sum and its own derivatives: half the passes over memory that autograd would make."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, rho: Tensor, prior_mean: float, prior_std: float) -> Tensor:
+        share = mean.numel() / max(rho.numel(), 1)
+        std = softplus(rho)
+        log_std = torch.where(std < torch.finfo(rho.dtype).eps, rho, std.log())
+        # Constants are taken off entry by entry: near the prior both sides are large and cancel.
+        of_scale = std.div_(prior_std).square_().sub_(1.0).mul_(0.5)
+        of_scale = of_scale.sub_(log_std.sub_(math.log(prior_std)))
+        of_mean = (mean - prior_mean).div_(prior_std).square_()
+        return share * of_scale.sum() + 0.5 * of_mean.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        mean, rho, ctx.prior_mean, ctx.prior_std = inputs
+        ctx.save_for_backward(mean, rho)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore
+        mean, rho = ctx.saved_tensors
+        share = mean.numel() / max(rho.numel(), 1)
+        std, slope = softplus(rho), torch.sigmoid(rho)
+        # d log std / d rho tends to 1 as both slope and std underflow.
+        of_log = torch.where(std < torch.finfo(rho.dtype).tiny, torch.ones_like(std), slope / std)
+        of_rho = share * (std * slope / ctx.prior_std**2 - of_log)
+        return gradient * (mean - ctx.prior_mean) / ctx.prior_std**2, gradient * of_rho, None, None
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
