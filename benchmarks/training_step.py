@@ -4,8 +4,8 @@
 
 On a GPU: ResNet-18 (CIFAR stem), batch 512, bfloat16 autocast, channels-last, SGD with momentum,
 each side eager, compiled, and compiled with CUDA graphs of its passes; ours and the plain network's
-also with the whole step captured, which the peers are not. `ratio_best_to_best` therefore favours us
-over the peers wherever "captured" is measured: compare peers with the plain network mode by mode.
+also with the whole step captured, which the peers are not. `ratio_best_to_best` is therefore hard
+on the peers wherever "captured" is measured: compare them with the plain network mode by mode.
 On a CPU: LeNet-5 and ResNet-20, float32, one thread, eager. Peers are measured when importable
 (bayesian-torch, ivon-opt). Every figure is the median of several rounds, and all contestants take
 turns within a round, so that a slow moment of the machine hits them alike.
