@@ -42,9 +42,8 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
     for site in sites:
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
-        # On a CPU a kernel costs nothing to launch and joining tensors costs a copy.
-        is_apart = first.device.type == "cpu" or hasattr(first, "full_tensor")
-        if is_apart or site.is_tied_scale or not site.family.is_elementwise:
+        is_sharded = hasattr(first, "full_tensor")
+        if is_sharded or site.is_tied_scale or not site.family.is_elementwise:
             alone.append(_total(site.kl()))
         else:
             key = (site.family, site.prior, first.dtype, first.device)

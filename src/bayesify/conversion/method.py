@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from bayesify.conversion.plan import Plan
 from bayesify.registry import Registry, unknown
 
-NegativeLogLikelihood = Callable[[Any, Tensor], Tensor]
-
 
 @dataclasses.dataclass(frozen=True)
 class Method(ABC):

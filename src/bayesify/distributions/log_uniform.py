@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Parameters, Prior, priors
 from bayesify.distributions.normal import Normal
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import log_softplus
 
 # Chebyshev interpolants of this degree are exact to 1e-8, below float32 resolution of a KL.
@@ -53,10 +54,7 @@ def normal_from_log_uniform(
 ) -> Tensor:
     """Return Σ 2 ∫₀ˣ D(u) du with x = |mean| / (std √2)."""
     del family, prior
-    mean, rho = (
-        tensor if tensor.dtype == torch.float64 else tensor.float()
-        for tensor in (parameters["mean"], parameters["rho"])
-    )
+    mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
     return log_uniform_kl(mean, log_softplus(rho)).sum()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Family, Parameters, families
 from bayesify.distributions.log_uniform import LogUniformPrior, log_uniform_kl
+from bayesify.distributions.precision import at_least_float32
 
 _LARGEST_START = 0.5
 
@@ -42,7 +43,7 @@ class MultiplicativeNormal(Family):
 
     def deviation(self, parameters: Parameters) -> Tensor:
         """Return mean · √alpha · noise, drawn in float32 or better."""
-        mean, logit = (_at_least_float32(parameters[name]) for name in self.parameter_names)
+        mean, logit = (at_least_float32(parameters[name]) for name in self.parameter_names)
         return mean * torch.sigmoid(logit).sqrt() * torch.randn_like(mean)
 
     def mean(self, parameters: Parameters) -> Tensor:
@@ -51,7 +52,7 @@ class MultiplicativeNormal(Family):
 
     def variance(self, parameters: Parameters) -> Tensor:
         """Return alpha · mean²."""
-        mean, logit = (_at_least_float32(parameters[name]) for name in self.parameter_names)
+        mean, logit = (at_least_float32(parameters[name]) for name in self.parameter_names)
         return torch.sigmoid(logit) * mean.square()
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
@@ -67,11 +68,7 @@ def multiplicative_from_log_uniform(
 ) -> Tensor:
     """Return the exact KL, a function of alpha alone."""
     del family, prior
-    logit = _at_least_float32(parameters["logit_alpha"])
+    logit = at_least_float32(parameters["logit_alpha"])
     log_std = 0.5 * F.logsigmoid(logit)
     each = log_uniform_kl(torch.ones_like(log_std), log_std)
     return each.sum() * (parameters["mean"].numel() / max(logit.numel(), 1))
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

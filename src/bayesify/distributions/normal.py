@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Family, Parameters, Prior, families, priors
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, log_softplus, softplus
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -27,14 +28,14 @@ class Normal(Family):
 
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
         """Return mean = tensor and the rho of std."""
-        return {"mean": tensor, "rho": inverse_softplus(_at_least_float32(std)).to(std.dtype)}
+        return {"mean": tensor, "rho": inverse_softplus(at_least_float32(std)).to(std.dtype)}
 
     def deviation(self, parameters: Parameters) -> Tensor:
         """Return std · noise, drawn in float32 or better.
 
         In bfloat16 the noise of a small std would be rounded to a grid of 2⁻⁸ of itself.
         """
-        mean, rho = parameters["mean"], _at_least_float32(parameters["rho"])
+        mean, rho = parameters["mean"], at_least_float32(parameters["rho"])
         return softplus(rho) * torch.randn_like(mean, dtype=rho.dtype)
 
     def mean(self, parameters: Parameters) -> Tensor:
@@ -43,11 +44,11 @@ class Normal(Family):
 
     def variance(self, parameters: Parameters) -> Tensor:
         """Return std²."""
-        return softplus(_at_least_float32(parameters["rho"])).square()
+        return softplus(at_least_float32(parameters["rho"])).square()
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        mean, rho = map(_at_least_float32, (parameters["mean"], parameters["rho"]))
+        mean, rho = map(at_least_float32, (parameters["mean"], parameters["rho"]))
         standardised = (value - mean) / softplus(rho)
         return -log_softplus(rho) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
 
@@ -63,7 +64,7 @@ class NormalPrior(Prior):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        standardised = (_at_least_float32(value) - self.mean) / self.std
+        standardised = (at_least_float32(value) - self.mean) / self.std
         return -math.log(self.std) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
 
     def problem(self) -> str | None:
@@ -82,8 +83,8 @@ def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrio
     A scale shared by several entries counts once for each of them.
     """
     del family
-    mean = _at_least_float32(parameters["mean"])
-    rho = _at_least_float32(parameters["rho"])
+    mean = at_least_float32(parameters["mean"])
+    rho = at_least_float32(parameters["rho"])
     return _NormalKL.apply(mean, rho, prior.mean, prior.std)
 
 
@@ -110,7 +111,9 @@ class _NormalKL(torch.autograd.Function):
         ctx.save_for_backward(mean, rho)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, None, None]:
         mean, rho = ctx.saved_tensors
         share = mean.numel() / max(rho.numel(), 1)
         std, slope = softplus(rho), torch.sigmoid(rho)
@@ -118,7 +121,3 @@ class _NormalKL(torch.autograd.Function):
         of_log = torch.where(std < torch.finfo(rho.dtype).tiny, torch.ones_like(std), slope / std)
         of_rho = share * (std * slope / ctx.prior_std**2 - of_log)
         return gradient * (mean - ctx.prior_mean) / ctx.prior_std**2, gradient * of_rho, None, None
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

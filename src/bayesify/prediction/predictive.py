@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self, SupportsIndex
 import torch
 from torch import Tensor
 
+from bayesify.distributions.precision import at_least_float32
 from bayesify.prediction.gaussian_mixture import (
     mixture_log_density,
     mixture_quantile,
@@ -197,7 +198,7 @@ class RegressionPredictive(Predictive):
             made_by: How the means were made, in words.
             propagated_variance: Epistemic variance carried by each mean (moment propagation).
         """
-        samples = _at_least_float32(samples)
+        samples = at_least_float32(samples)
         noise = spread_variance(samples, noise_variance, "noise_variance")
         propagated = None
         if propagated_variance is not None:
@@ -283,7 +284,7 @@ class ClassificationAccumulator:
     def update(self, logits: Tensor) -> None:
         """Add samples: logits (s, N, C, ...) of s samples for the same N examples."""
         logits = self._classes_second(logits)
-        probs = _at_least_float32(logits).softmax(2)
+        probs = at_least_float32(logits).softmax(2)
         self._probs.update(probs)
         self._entropy.update(_entropy(probs, 2))
         # From the logits: rounding can make two probabilities equal.
@@ -324,7 +325,7 @@ class RegressionAccumulator:
 
     def update(self, means: Tensor, noise_variance: Tensor | float = 0.0) -> None:
         """Add samples: means (s, N, ...) and the noise variance, which broadcasts to them."""
-        means = _at_least_float32(means)
+        means = at_least_float32(means)
         if self._means and means.shape[1:] != self._means[0].shape[1:]:
             raise ValueError(
                 "every update must hold the same examples: expected (s, N, ...) as in "
@@ -348,16 +349,12 @@ class CustomAccumulator:
 
     def update(self, outputs: Tensor) -> None:
         """Add samples: outputs (s, N, ...)."""
-        self._outputs.update(_at_least_float32(outputs))
+        self._outputs.update(at_least_float32(outputs))
 
     def result(self, made_by: str) -> CustomPredictive:
         """Return the prediction of all samples so far."""
         mean, variance = self._outputs.result()
         return CustomPredictive(self._outputs.count, made_by, mean, variance)
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _entropy(probs: Tensor, axis: int) -> Tensor:
