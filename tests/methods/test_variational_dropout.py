@@ -81,3 +81,23 @@ def test_kl_is_a_function_of_alpha_alone() -> None:
 def test_wrong_noise_is_named() -> None:
     with pytest.raises(ValueError, match="noise must be 'additive' or 'multiplicative', got 'x'"):
         bf.VariationalDropout(noise="x")
+
+
+@pytest.mark.parametrize(("noise", "kl"), [("additive", "molchanov"), ("multiplicative", "kingma")])
+def test_published_fits_train_to_the_exact_answer(noise: str, kl: str) -> None:
+    torch.manual_seed(0)
+    model = bf.convert(nn.Linear(6, 1), bf.VariationalDropout(noise=noise, kl=kl))
+    options = {"learning_rate": 0.02, "scale_learning_rate": 0.05, "seed": 0, "progress": False}
+    likelihood = bf.GaussianRegression(0.1)
+    bf.fit(model, loader(), epochs=150, likelihood=likelihood, **options)
+    exact = trained(noise).weight_posterior
+    torch.testing.assert_close(
+        model.weight_posterior.mean[0, :2], exact.mean[0, :2], rtol=0.01, atol=0
+    )
+
+
+def test_kingma_fit_of_additive_noise_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="needs noise='multiplicative', got noise='additive'"):
+        bf.VariationalDropout(kl="kingma")
+    with pytest.raises(ValueError, match="kl must be 'exact', 'molchanov' or 'kingma', got 'x'"):
+        bf.VariationalDropout(kl="x")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Parameters, Prior, priors
+from bayesify.distributions.log_uniform_fits import fitted_log_alpha, molchanov_fit
 from bayesify.distributions.normal import Normal
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import log_softplus
@@ -31,30 +32,49 @@ from bayesify.distributions.scale import log_softplus
 _DEGREE = 48
 _CONSTANT = 0.5 * (np.euler_gamma + 2 * math.log(2))
 
+LogUniformKL = Literal["exact", "molchanov", "kingma"]
+"""The exact KL, or one of its published fits."""
+
 
 @priors.register("log_uniform")
 @dataclass(frozen=True)
 class LogUniformPrior(Prior):
-    """p(w) ∝ 1/|w|: every order of magnitude alike, which rewards weights that are mostly noise."""
+    """p(w) ∝ 1/|w|: every order of magnitude alike, which rewards weights that are mostly noise.
+
+    Args:
+        kl: How the divergence from it is computed: "exact", or by the fit of "molchanov" or
+            "kingma", to reproduce what was published.
+    """
 
     name: ClassVar[str] = "log_uniform"
+
+    kl: LogUniformKL = "exact"
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return −log |w|, up to the constant an improper prior does not have."""
         return -value.abs().log()
 
     def problem(self) -> str | None:
-        """Return None: there are no numbers to get wrong."""
-        return None
+        """Return why the KL cannot be computed, or None."""
+        if self.kl in get_args(LogUniformKL):
+            return None
+        return f"kl must be 'exact', 'molchanov' or 'kingma', got {self.kl!r}"
 
 
 @divergences.register(Normal, LogUniformPrior)
 def normal_from_log_uniform(
     family: Normal, parameters: Parameters, prior: LogUniformPrior
 ) -> Tensor:
-    """Return Σ 2 ∫₀ˣ D(u) du with x = |mean| / (std √2)."""
-    del family, prior
+    """Return Σ 2 ∫₀ˣ D(u) du with x = |mean| / (std √2), or Molchanov's fit of it."""
+    del family
     mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
+    if prior.kl == "kingma":
+        raise ValueError(
+            "kl='kingma' holds for alpha <= 1 only, which additive noise does not keep: take "
+            "'exact' or 'molchanov', or multiplicative noise"
+        )
+    if prior.kl == "molchanov":
+        return molchanov_fit(fitted_log_alpha(mean, log_softplus(rho))).sum()
     return log_uniform_kl(mean, log_softplus(rho)).sum()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Family, Parameters, families
 from bayesify.distributions.log_uniform import LogUniformPrior, log_uniform_kl
+from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
 from bayesify.distributions.precision import at_least_float32
 
 _LARGEST_START = 0.5
@@ -66,9 +67,12 @@ class MultiplicativeNormal(Family):
 def multiplicative_from_log_uniform(
     family: MultiplicativeNormal, parameters: Parameters, prior: LogUniformPrior
 ) -> Tensor:
-    """Return the exact KL, a function of alpha alone."""
-    del family, prior
+    """Return the KL, a function of alpha alone."""
+    del family
     logit = at_least_float32(parameters["logit_alpha"])
-    log_std = 0.5 * F.logsigmoid(logit)
-    each = log_uniform_kl(torch.ones_like(log_std), log_std)
+    log_alpha = F.logsigmoid(logit)
+    if prior.kl == "exact":
+        each = log_uniform_kl(torch.ones_like(log_alpha), 0.5 * log_alpha)
+    else:
+        each = (molchanov_fit if prior.kl == "molchanov" else kingma_fit)(log_alpha)
     return each.sum() * (parameters["mean"].numel() / max(logit.numel(), 1))
