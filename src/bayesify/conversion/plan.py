@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,22 @@ Scale = Literal["weight", "out"]
 
 @dataclass(frozen=True)
 class Site:
-    """One tensor that becomes random, and every choice about it."""
+    """One tensor that becomes random, and every choice about it.
+
+    Attributes:
+        path: Its first name.
+        paths: Every name it has; tied tensors have several.
+        shape: Its shape now.
+        module: The type of the module that owns it.
+        family: How its entries are distributed.
+        prior: What they are measured against.
+        initial_std: The standard deviation they start from.
+        scale_shape: The shape of its scales; smaller than `shape` where entries share them.
+        how: How its randomness travels unless another way is asked for.
+        can_be_local: Whether its layer has a rule for local reparameterisation.
+        fixed_row: The row of an embedding that stays as it is, its padding.
+        original_shape: Its shape before dead units were removed; None where none was.
+    """
 
     path: str
     paths: tuple[str, ...]
@@ -38,6 +53,7 @@ class Site:
     how: Literal["sample", "local"] = "sample"
     can_be_local: bool = False
     fixed_row: int | None = None
+    original_shape: tuple[int, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields."""
@@ -46,6 +62,7 @@ class Site:
             "paths": list(self.paths),
             "shape": list(self.shape),
             "scale_shape": list(self.scale_shape),
+            "original_shape": None if self.original_shape is None else list(self.original_shape),
             "family": describe(self.family),
             "prior": describe(self.prior),
         }
@@ -58,9 +75,14 @@ class Site:
             paths=tuple(fields["paths"]),
             shape=tuple(fields["shape"]),
             scale_shape=tuple(fields["scale_shape"]),
+            original_shape=_tuple_or_none(fields.get("original_shape")),
             family=rebuild_family(fields["family"]),
             prior=rebuild_prior(fields["prior"]),
         )
+
+
+def _tuple_or_none(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
 
 
 _PLAIN_FIELDS = ("path", "module", "initial_std", "how", "can_be_local", "fixed_row")
@@ -77,10 +99,18 @@ class Skip:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a conversion will do to a model."""
+    """What a conversion will do to a model.
+
+    Attributes:
+        sites: The tensors that become random.
+        skipped: The others.
+        resized: Layers that are smaller than the architecture's own, because dead units were
+            removed: their new sizes by attribute, such as {"fc1": {"out_features": 57}}.
+    """
 
     sites: tuple[Site, ...] = ()
     skipped: tuple[Skip, ...] = ()
+    resized: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
