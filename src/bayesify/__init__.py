@@ -9,7 +9,8 @@ From the network you have to one that knows what it does not know, and to a file
     bf.fit(model, train_loader, val_loader, epochs=20)
     prediction = bf.predict(model, x)
     table = bf.evaluate(model, test_loader, ood={"noise": noise_loader})
-    bf.save(model, "model.safetensors")
+    small = bf.compress(model, keep=0.05)
+    bf.save(small, "model.safetensors")
 """
 
 from bayesify.version import __version__
@@ -38,6 +39,7 @@ from bayesify.training import (
 from bayesify.prediction import predict, Predictive
 from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField, VariationalDropout
 from bayesify.evaluation import evaluate, Evaluation
+from bayesify.compression import compress, sparsity
 from bayesify.exporting import save, load
 from bayesify.models import build_model
 from bayesify.data import load_dataset
@@ -61,6 +63,7 @@ __all__ = [
     "VariationalDropout",
     "__version__",
     "build_model",
+    "compress",
     "convert",
     "convert_",
     "elbo_loss",
@@ -75,5 +78,6 @@ __all__ = [
     "refresh_norms",
     "revert",
     "save",
+    "sparsity",
     "summary",
 ]

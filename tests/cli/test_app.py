@@ -8,7 +8,16 @@ import pytest
 
 import bayesify as bf
 
-COMMANDS = ("demo", "fit", "predict", "evaluate", "summary")
+COMMANDS = (
+    "demo",
+    "fit",
+    "predict",
+    "evaluate",
+    "compress",
+    "summary",
+    "reproduce",
+    "report",
+)
 
 
 def test_help_lists_every_command_in_order(invoke):

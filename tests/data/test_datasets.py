@@ -9,7 +9,7 @@ from bayesify.data import datasets, load_dataset, loader
 from bayesify.data.catalogue import data_root
 
 WITHOUT_FILES = ("cubic_1d", "curve_1d", "digits", "two_moons")
-WITH_FILES = ("cifar10", "cifar100_test", "fashion_mnist", "mnist")
+WITH_FILES = ("cifar10", "cifar100_test", "fashion_mnist", "imdb", "mnist")
 
 
 def test_datasets_lists_every_set():

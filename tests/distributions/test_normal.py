@@ -194,3 +194,29 @@ def test_family_and_prior_survive_a_json_round_trip():
     assert describe(prior) == {"name": "normal", "mean": 0.1, "std": 0.2}
     assert rebuild_prior(describe(prior)) == prior
     assert rebuild_family(describe(FAMILY)) == FAMILY
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_kl_has_second_derivatives(tied):
+    mean = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    rho = torch.randn((4, 1) if tied else (4, 3), dtype=torch.float64, requires_grad=True)
+
+    def of(mean, rho):
+        return divergence(FAMILY, {"mean": mean, "rho": rho}, NormalPrior(mean=0.2, std=0.6))
+
+    assert torch.autograd.gradgradcheck(of, (mean, rho))
+
+
+def test_kl_can_be_transformed():
+    values = {name: torch.stack([each, each + 1]) for name, each in parameters(5, 3).items()}
+    prior = NormalPrior(mean=0.2, std=0.6)
+
+    def of(mean, rho):
+        return divergence(FAMILY, {"mean": mean, "rho": rho}, prior)
+
+    found = torch.func.vmap(of)(values["mean"], values["rho"])
+    expected = torch.stack([of(*row) for row in zip(*values.values(), strict=True)])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    slope = torch.func.grad(of, argnums=1)(values["mean"][0], values["rho"][0])
+    rho = values["rho"][0].clone().requires_grad_()
+    torch.testing.assert_close(slope, torch.autograd.grad(of(values["mean"][0], rho), rho)[0])

@@ -11,6 +11,7 @@ INPUT_SHAPES = {
     "lenet_5": (1, 28, 28),
 }
 PHOTOGRAPH = (3, 32, 32)
+TEXT_MODELS = {"text_transformer"}
 EXPECTED = {
     "cifar_resnet",
     "lenet_300_100",
@@ -19,7 +20,19 @@ EXPECTED = {
     "resnet_18",
     "resnet_20",
     "resnet_56",
+    "text_transformer",
 }
+
+
+def inputs_of(name, num_inputs):
+    """Return inputs a model takes without arguments: word numbers, or pixels in [0, 1)."""
+    if name in TEXT_MODELS:
+        return torch.randint(1, 20_000, (num_inputs, 120))
+    return torch.rand(num_inputs, *INPUT_SHAPES.get(name, PHOTOGRAPH))
+
+
+def num_outputs_of(name):
+    return 2 if name in TEXT_MODELS else 10
 
 
 def test_models_lists_every_model():
@@ -27,18 +40,18 @@ def test_models_lists_every_model():
 
 
 @pytest.mark.parametrize("name", list(models))
-def test_model_without_arguments_returns_ten_logits(name):
+def test_model_without_arguments_returns_a_logit_for_each_class(name):
     torch.manual_seed(0)
     model = models[name]()
-    logits = model(torch.randn(2, *INPUT_SHAPES.get(name, PHOTOGRAPH)))
-    assert logits.shape == (2, 10)
+    logits = model(inputs_of(name, 2))
+    assert logits.shape == (2, num_outputs_of(name))
     assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", list(models))
 def test_model_takes_an_empty_batch(name):
     model = models[name]().eval()
-    assert model(torch.zeros(0, *INPUT_SHAPES.get(name, PHOTOGRAPH))).shape == (0, 10)
+    assert model(inputs_of(name, 0)).shape == (0, num_outputs_of(name))
 
 
 @pytest.mark.parametrize("name", list(models))
@@ -46,8 +59,9 @@ def test_model_sends_a_gradient_to_every_parameter(name):
     torch.manual_seed(0)
     model = models[name]()
     # Shifted inputs, because channels of zero mean can leave a bias without a gradient.
-    logits = model(torch.rand(4, *INPUT_SHAPES.get(name, PHOTOGRAPH)))
-    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    logits = model(inputs_of(name, 4))
+    targets = torch.arange(4) % num_outputs_of(name)
+    torch.nn.functional.cross_entropy(logits, targets).backward()
     without = [
         key
         for key, parameter in model.named_parameters()
@@ -60,7 +74,7 @@ def test_model_sends_a_gradient_to_every_parameter(name):
 def test_model_treats_each_input_alone_in_evaluation(name):
     torch.manual_seed(0)
     model = models[name]().eval()
-    inputs = torch.randn(3, *INPUT_SHAPES.get(name, PHOTOGRAPH))
+    inputs = inputs_of(name, 3)
     with torch.inference_mode():
         alone = torch.cat([model(row) for row in inputs.split(1)])
         # Batches of different sizes may sum in another order: some hundred float32 roundings.

@@ -7,6 +7,7 @@ from bayesify.training.schedule import (
     cyclic,
     linear,
     schedules,
+    steps,
     warm_up,
 )
 
@@ -43,3 +44,24 @@ def test_as_schedule_takes_numbers_names_and_functions() -> None:
         as_schedule("beta", "warmup")
     with pytest.raises(ValueError, match="fraction must lie in"):
         warm_up(fraction=2.0)
+
+
+def test_linear_holds_before_it_falls() -> None:
+    schedule = as_schedule("schedule", {"name": "linear", "start": 1.0, "end": 0.0, "hold": 0.5})
+    assert [schedule(x) for x in (0.0, 0.5, 0.75, 1.0)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+
+
+def test_steps_change_at_their_shares() -> None:
+    schedule = steps((0.1, 0.01, 0.001), at=(0.25, 0.5))
+    assert [schedule(x) for x in (0.0, 0.24, 0.25, 0.6, 1.0)] == [0.1, 0.1, 0.01, 0.001, 0.001]
+    with pytest.raises(ValueError, match="one more than the ascending shares"):
+        steps((1.0, 0.1), at=(0.5, 0.2))
+
+
+def test_a_table_names_a_schedule_and_its_options() -> None:
+    schedule = as_schedule("beta", {"name": "warm_up", "start": 0.5, "fraction": 0.5, "value": 2.0})
+    assert [schedule(x) for x in (0.0, 0.5, 0.75, 1.0)] == pytest.approx([0.0, 0.0, 1.0, 2.0])
+    with pytest.raises(TypeError, match="begin"):
+        as_schedule("beta", {"name": "warm_up", "begin": 0.5})
+    with pytest.raises(TypeError, match=r"beta\.name must be the name of a schedule, got None"):
+        as_schedule("beta", {"value": 0.5})

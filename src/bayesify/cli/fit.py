@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from bayesify.cli.assignments import read_assignments, read_value
 from bayesify.cli.console import answers, errors
 from bayesify.conversion.method import methods
 from bayesify.conversion.posterior import posteriors
@@ -88,7 +88,11 @@ def fit(
     """
     named: dict[str, Any] = {"model": {"name": model}, "method": {"name": method}}
     named["data"] = {"name": data, "batch_size": batch_size, "validation": _share(validation)}
-    named["fit"] = {"epochs": epochs, "learning_rate": learning_rate, "beta": _value(beta)}
+    named["fit"] = {
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "beta": None if beta is None else read_value(beta),
+    }
     changes = _changes({**named, "seed": seed}, choose or [])
     described, run = _recipe_and_folder(recipe, run_dir, changes, resume=resume)
     # Under torchrun every process trains and one speaks.
@@ -133,28 +137,10 @@ def _changes(flags: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             value = {key: entry for key, entry in value.items() if entry is not None} or None
         if value is not None:
             changes[table] = value
-    for assignment in assignments:
-        path, is_assigned, text = assignment.partition("=")
-        table, has_key, key = path.strip().partition(".")
-        if not is_assigned or not (has_key or table == "seed"):
-            raise ValueError(
-                f"--set must read TABLE.KEY=VALUE, such as method.prior_std=0.2, got {assignment!r}"
-            )
-        if table == "seed":
-            changes["seed"] = _value(text)
-        else:
-            changes.setdefault(table, {})[key] = _value(text)
+    for table, value in read_assignments(assignments).items():
+        known = changes.get(table, {})
+        changes[table] = {**known, **value} if isinstance(value, dict) else value
     return changes
-
-
-def _value(text: str | None) -> Any:
-    """Read a value as TOML does; what is not TOML is text, so names need no quotes."""
-    if text is None:
-        return None
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()
 
 
 def _share(validation: float | None) -> float | int | None:

@@ -27,6 +27,8 @@ def kl(model: nn.Module) -> Tensor:
             for name in family.parameter_names
         }
         terms.append(divergence(family, parameters, prior))
+    if len(terms) == 1:
+        return terms[0]
     # A model spread over several devices has terms on each; one number needs one of them.
     device = next(sites[0].parameters()).device
     return torch.stack([term.to(device) for term in terms]).sum()
@@ -44,14 +46,14 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
         first = parameters[site.family.parameter_names[0]]
         is_sharded = hasattr(first, "full_tensor")
         if is_sharded or site.is_tied_scale or not site.family.is_elementwise:
-            alone.append(_total(site.kl()))
+            alone.append(whole(site.kl()))
         else:
             key = (site.family, site.prior, first.dtype, first.device)
             alike.setdefault(key, []).append(parameters)
     return alike, alone
 
 
-def _total(term: Tensor) -> Tensor:
-    # Under FSDP each rank holds a shard of the weights: the sum over shards is the KL.
+def whole(term: Tensor) -> Tensor:
+    """Return a sum over the shards of a tensor: under FSDP each rank holds one."""
     gather = getattr(term, "full_tensor", None)
     return term if gather is None else gather()

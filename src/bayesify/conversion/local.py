@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.conversion.local_linear import can_be_one_step, local_linear
 from bayesify.conversion.posterior import Posterior
 from bayesify.registry import TypeRegistry
 
@@ -98,10 +99,11 @@ def local_forward(
 ) -> Tensor:
     """Return form(x, W, b) + sqrt(form(x², Var W, Var b)) · noise."""
     is_random = isinstance(bias, Posterior)
-    bias_mean = bias.dense_mean() if is_random else bias
-    mean = form(layer, inputs, weight.dense_mean(), bias_mean, *args, **kwargs)
-    spread = weight.dense_variance()
-    bias_spread = bias.dense_variance() if is_random else None
+    weight_mean, spread = weight.dense_moments()
+    bias_mean, bias_spread = bias.dense_moments() if is_random else (bias, None)
+    if form is _linear and can_be_one_step(inputs, weight_mean, bias_mean, spread, bias_spread):
+        return local_linear(inputs, weight_mean, bias_mean, spread, bias_spread, _LEAST_VARIANCE)
+    mean = form(layer, inputs, weight_mean, bias_mean, *args, **kwargs)
     if mean.dtype == torch.float16:
         # Squares leave the range of float16; bfloat16 keeps it and 0.4 % of the variance.
         with torch.autocast(mean.device.type, enabled=False):

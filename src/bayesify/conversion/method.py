@@ -59,6 +59,11 @@ class Method(ABC):
         """Do what the method does between optimiser steps; most do nothing."""
         del model, step
 
+    def watch(self, model: nn.Module) -> dict[str, float]:
+        """Return what is worth a column in the history of a run, at the end of an epoch."""
+        del model
+        return {}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields a file can hold; the plan holds what the others decided."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

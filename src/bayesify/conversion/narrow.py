@@ -62,7 +62,7 @@ def narrowed(posterior: Posterior, kept: Tensor) -> Posterior:
     positions = posterior.index
     if positions is None:
         positions = torch.arange(posterior.num_live, device=kept.device)
-    return _rebuilt(posterior, posterior.shape, values, positions[kept], random_index)
+    return with_state(posterior, posterior.shape, values, positions[kept], random_index)
 
 
 def without_units(posterior: Posterior, axis: int, units: Tensor) -> Posterior:
@@ -82,7 +82,7 @@ def without_units(posterior: Posterior, axis: int, units: Tensor) -> Posterior:
             entry = _parameter(posterior, name)
             is_shared = entry.ndim != len(shape) or entry.shape[axis] != posterior.shape[axis]
             values[name] = entry if is_shared else entry.index_select(axis, units)
-        return _rebuilt(posterior, shape, values, None, None)
+        return with_state(posterior, shape, values, None, None)
     place = torch.full((posterior.shape.numel(),), -1, device=units.device)
     place[positions.flatten()] = torch.arange(positions.numel(), device=units.device)
     target = existing(posterior, place)
@@ -97,20 +97,21 @@ def without_units(posterior: Posterior, axis: int, units: Tensor) -> Posterior:
     if index is None:
         first = part.family.parameter_names[0]
         values[first] = values[first].view(shape)
-    return _rebuilt(part, shape, values, index, part.random_index)
+    return with_state(part, shape, values, index, part.random_index)
 
 
 def _parameter(posterior: Posterior, name: str) -> Tensor:
     return getattr(posterior, name).detach()
 
 
-def _rebuilt(
+def with_state(
     posterior: Posterior,
     shape: torch.Size,
     values: dict[str, Tensor],
     index: Tensor | None,
     random_index: Tensor | None,
 ) -> Posterior:
+    """Return a posterior of the same kind that holds these numbers, in this shape."""
     twin = copy.copy(posterior)
     # A shallow copy shares the dictionaries of the module it was made from.
     twin._parameters = {}

@@ -26,9 +26,14 @@ from bayesify.conversion.recall import (
     repeat,
 )
 from bayesify.distributions import Family, Prior, divergence
+from bayesify.distributions.family import Parameters
 
 How = Literal["sample", "local", "mean"]
 """How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
+
+# What a posterior knows of the forward pass it is read in (see conversion/scope.py), and what it
+# keeps of it until the backward passes after it (see conversion/recall.py).
+_OF_ONE_PASS = frozenset({"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone"})
 
 
 class Posterior(nn.Module):
@@ -82,14 +87,19 @@ class Posterior(nn.Module):
         self.register_buffer("random_index", random_index)
         # Whether the layer around this tensor has a rule for local reparameterisation.
         self.can_be_local = False
-        # What follows lives only inside one forward pass (see conversion/scope.py) ...
         self._held = False
         self._draw: Tensor | None = None
         self._pass: Pass | None = None
         self._state: Tensor | None = None
-        # ... or until the backward passes after it (see conversion/recall.py).
         self._records: list[Drawn] = []
         self._was_read_alone = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A module's own way looks for parameters in the value, several times in every forward.
+        if name in _OF_ONE_PASS:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def num_live(self) -> int:
@@ -108,10 +118,10 @@ class Posterior(nn.Module):
 
     def random_parameters(self) -> dict[str, Tensor]:
         """Return the family's parameters at the random entries."""
-        values: dict[str, Tensor] = {n: getattr(self, n) for n in self.family.parameter_names}
-        if self.random_index is not None:
-            first = self.family.parameter_names[0]
-            values[first] = values[first].flatten()[self.random_index]
+        names, random_index = self.family.parameter_names, self.random_index
+        values: dict[str, Tensor] = {name: getattr(self, name) for name in names}
+        if random_index is not None:
+            values[names[0]] = values[names[0]].flatten()[random_index]
         return values
 
     def kl(self) -> Tensor:
@@ -120,23 +130,23 @@ class Posterior(nn.Module):
 
     def dense_mean(self) -> Tensor:
         """Return the mean of the whole tensor."""
-        return self._dense(self._live_mean())
+        return self._dense(self._live_mean(self.random_parameters()))
 
     def dense_variance(self) -> Tensor:
         """Return the variance of the whole tensor, in float32 or better; 0 where not random."""
+        return self._dense(self._live_variance(self.random_parameters()))
+
+    def dense_moments(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance of the whole tensor."""
         parameters = self.random_parameters()
-        variance = self.family.variance(parameters)
-        if self.random_index is not None:
-            zeros = variance.new_zeros(self.num_live)
-            variance = zeros.index_copy(0, self.random_index, variance)
-        elif self.is_tied_scale:
-            variance = variance.expand(self._location.shape)
-        return self._dense(variance)
+        mean, variance = self._live_mean(parameters), self._live_variance(parameters)
+        return self._dense(mean), self._dense(variance)
 
     def sample(self) -> Tensor:
         """Draw the whole tensor afresh, in float32 or better, then cast to the stored type."""
-        deviation = self.family.deviation(self.random_parameters())
-        mean = self._live_mean()
+        parameters = self.random_parameters()
+        deviation = self.family.deviation(parameters)
+        mean = self._live_mean(parameters)
         if self.random_index is None:
             return self._dense((mean + deviation).to(mean.dtype))
         # One pass over the random entries only: the others are read as they are.
@@ -202,18 +212,24 @@ class Posterior(nn.Module):
     def _location(self) -> Tensor:
         return getattr(self, self.family.parameter_names[0])
 
-    def _live_mean(self) -> Tensor:
-        mean = self.family.mean(self.random_parameters())
-        if self.random_index is None:
+    def _live_mean(self, parameters: Parameters) -> Tensor:
+        mean, random_index = self.family.mean(parameters), self.random_index
+        if random_index is None:
             return mean
         location = self._location.flatten()
-        return location.index_copy(0, self.random_index, mean.to(location.dtype))
+        return location.index_copy(0, random_index, mean.to(location.dtype))
+
+    def _live_variance(self, parameters: Parameters) -> Tensor:
+        variance, random_index = self.family.variance(parameters), self.random_index
+        if random_index is not None:
+            return variance.new_zeros(self.num_live).index_copy(0, random_index, variance)
+        return variance.expand(self._location.shape) if self.is_tied_scale else variance
 
     def _dense(self, values: Tensor) -> Tensor:
-        if self.index is None:
-            return values.view(self.shape) if values.shape != self.shape else values
-        flat = values.new_zeros(self.shape.numel())
-        return flat.index_copy(0, self.index, values).view(self.shape)
+        index, shape = self.index, self.shape
+        if index is None:
+            return values if values.shape == shape else values.view(shape)
+        return values.new_zeros(shape.numel()).index_copy(0, index, values).view(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.

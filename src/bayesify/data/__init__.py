@@ -2,6 +2,7 @@
 
 from bayesify.data import cifar as cifar
 from bayesify.data import digits as digits
+from bayesify.data import imdb as imdb
 from bayesify.data import mnist as mnist
 from bayesify.data import synthetic as synthetic
 from bayesify.data.catalogue import datasets, load_dataset
@@ -9,6 +10,7 @@ from bayesify.data.dataset import DataSet, TensorData
 from bayesify.data.download import DataNotFoundError
 from bayesify.data.loader import loader
 from bayesify.data.split import split
+from bayesify.data.text import Vocabulary, build_vocabulary
 from bayesify.data.transforms import CropAndFlip, Normalise
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "DataSet",
     "Normalise",
     "TensorData",
+    "Vocabulary",
+    "build_vocabulary",
     "datasets",
     "load_dataset",
     "loader",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bayesify.data.text import Vocabulary
 from bayesify.data.transforms import Normalise
 
 Transform = Callable[[Tensor], Tensor]
@@ -102,6 +103,7 @@ class DataSet:
         classes: Name of each class, where the classes have names.
         mean: Mean of each channel that inputs are normalised by; None where they are not.
         std: Standard deviation of each channel that inputs are normalised by.
+        vocabulary: What encoded the inputs where they are texts; it encodes others alike.
     """
 
     name: str
@@ -112,6 +114,7 @@ class DataSet:
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         if (self.task == "classification") != (self.num_classes is not None):

@@ -93,13 +93,19 @@ def curve_1d(
     generator = torch.Generator().manual_seed(seed)
     inputs = low + (high - low) * torch.rand(num_train + num_test, 1, generator=generator)
     noise = noise_std * torch.randn(inputs.shape, generator=generator)
-    every = TensorData(inputs, _curve(inputs, noise))
+    every = TensorData(inputs, curve_at(inputs, noise))
     return DataSet(
         name="curve_1d",
         train=every.select(torch.arange(num_train)),
         test=every.select(torch.arange(num_train, len(every))),
         task="regression",
     )
+
+
+def curve_at(inputs: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """Return the curve of `curve_1d` at these inputs; without noise the truth behind it."""
+    phase = 2.0 * math.pi * (inputs + noise)
+    return inputs + 0.3 * phase.sin() + 0.3 * (2.0 * phase).sin() + noise
 
 
 @datasets.register("cubic_1d")
@@ -140,11 +146,6 @@ def cubic_1d(
         for x in (train_inputs, test_inputs)
     )
     return DataSet(name="cubic_1d", train=train, test=test, task="regression")
-
-
-def _curve(inputs: Tensor, noise: Tensor) -> Tensor:
-    phase = 2.0 * math.pi * (inputs + noise)
-    return inputs + 0.3 * phase.sin() + 0.3 * (2.0 * phase).sin() + noise
 
 
 def _check(num_train: int, num_test: int, noise_std: float) -> None:

@@ -2,7 +2,7 @@
 
 The prior p(w) ∝ 1/|w| is improper; the additive constant is fixed so that the KL vanishes as the
 noise outgrows the mean. With x = |mean| / (std √2) the KL is 2 ∫₀ˣ D(u) du, D the Dawson function,
-and its derivatives are bounded: no fit, no clamp, no small constant.
+and its derivatives are bounded: no fit is needed, and no small constant.
 
 Reference: Kingma, Salimans, Welling (2015); Molchanov, Ashukha, Vetrov (2017).
 """
@@ -11,26 +11,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.polynomial import chebyshev
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
 
+from bayesify.distributions.blocks import in_blocks
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Parameters, Prior, priors
 from bayesify.distributions.log_uniform_fits import fitted_log_alpha, molchanov_fit
+from bayesify.distributions.log_uniform_series import (
+    SCALE,
+    smooth_part,
+    smooth_part_and_steepness,
+)
 from bayesify.distributions.normal import Normal
 from bayesify.distributions.precision import at_least_float32
-from bayesify.distributions.scale import log_softplus
-
-# Chebyshev interpolants of this degree are exact to 1e-8, below float32 resolution of a KL.
-_DEGREE = 48
-_CONSTANT = 0.5 * (np.euler_gamma + 2 * math.log(2))
+from bayesify.distributions.scale import log_softplus, softplus
 
 LogUniformKL = Literal["exact", "molchanov", "kingma"]
 """The exact KL, or one of its published fits."""
@@ -75,7 +75,9 @@ def normal_from_log_uniform(
         )
     if prior.kl == "molchanov":
         return molchanov_fit(fitted_log_alpha(mean, log_softplus(rho))).sum()
-    return log_uniform_kl(mean, log_softplus(rho)).sum()
+    if peek_interpreter_stack() is not None:
+        return _normal_value(mean, rho)[0]
+    return _NormalKL.apply(mean, rho)
 
 
 def log_uniform_kl(mean: Tensor, log_std: Tensor) -> Tensor:
@@ -84,19 +86,22 @@ def log_uniform_kl(mean: Tensor, log_std: Tensor) -> Tensor:
     return _LogUniformKL.apply(mean, log_std)
 
 
-class _LogUniformKL(torch.autograd.Function):
-    """With l = log x² and s = sigmoid(l): KL = ½ softplus(l) + s E(s), dKL/dlog x = s G(s).
+def multiplicative_kl(logit: Tensor) -> Tensor:
+    """Return the KL of N(mean, alpha · mean²), alpha = sigmoid(logit), summed over entries."""
+    if peek_interpreter_stack() is not None:
+        return _multiplicative_value(logit)[0]
+    return _MultiplicativeKL.apply(logit)
 
-    Both E and G are smooth on [0, 1], so polynomials give them, to a relative error that holds
-    down to x = 0 and up to x = ∞.
-    """
+
+class _LogUniformKL(torch.autograd.Function):
+    """The KL entry by entry from log std, at any ratio a logarithm can hold."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
-        log_square = 2 * (mean.abs().log() - log_std) - math.log(2)
+        log_square = 2 * (mean.abs().log() - log_std) - math.log(SCALE)
         share = torch.sigmoid(log_square)
         ctx.save_for_backward(mean, share)
-        return 0.5 * F.softplus(log_square) + share * _evaluate(_coefficients()[0], share)
+        return 0.5 * F.softplus(log_square) + share * smooth_part(share)
 
     @staticmethod
     @once_differentiable
@@ -104,46 +109,102 @@ class _LogUniformKL(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean, share = ctx.saved_tensors
-        slope = share * _evaluate(_coefficients()[1], share)  # dKL / dlog x = 2 x D(x)
+        slope = share * smooth_part_and_steepness(share)[1]  # dKL / dlog x = 2 x D(x)
         of_mean = torch.where(mean == 0, torch.zeros_like(mean), slope / mean)
         return gradient * of_mean, -gradient * slope
 
 
-def _evaluate(coefficients: tuple[float, ...], share: Tensor) -> Tensor:
-    """Return the Chebyshev series at `share` by Clenshaw's recurrence."""
-    twice = 4 * share - 2
-    first, second = torch.zeros_like(share), torch.zeros_like(share)
-    for coefficient in coefficients[:0:-1]:
-        first, second = coefficient + twice * first - second, first
-    return coefficients[0] + 0.5 * twice * first - second
+class _NormalKL(torch.autograd.Function):
+    """Σ KL from mean and rho: forward finds the gradient too, and backward only scales it.
+
+    Value and slope share most of their work, and nothing else is kept in between.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, rho: Tensor) -> Tensor:
+        if not any(ctx.needs_input_grad):
+            return in_blocks(_normal_value, mean, rho)[0]
+        value, *gradients = in_blocks(_normal_value_and_gradient, mean, rho)
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        of_mean, of_rho = ctx.saved_tensors
+        return gradient * of_mean, gradient * of_rho
 
 
-@cache
-def _coefficients() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    nodes = 0.5 + 0.5 * np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
-    x = np.sqrt(nodes / (1 - nodes))
-    value = (_integral(x) - 0.5 * np.log1p(x**2)) / nodes
-    slope = 2 * x * _dawson(x) / nodes
-    fits = (chebyshev.chebfit(2 * nodes - 1, target, _DEGREE) for target in (value, slope))
-    exact, slopes = (tuple(float(entry) for entry in fit) for fit in fits)
-    return exact, slopes
+class _MultiplicativeKL(torch.autograd.Function):
+    """Σ KL from the logit of alpha, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, logit: Tensor) -> Tensor:
+        if not ctx.needs_input_grad[0]:
+            return in_blocks(_multiplicative_value, logit)[0]
+        value, of_logit = in_blocks(_multiplicative_value_and_gradient, logit)
+        ctx.save_for_backward(of_logit)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> Tensor:
+        return gradient * ctx.saved_tensors[0]
 
 
-def _dawson(x: np.ndarray) -> np.ndarray:
-    """Return the Dawson function: Rybicki's series, or the asymptotic one from 8 on."""
-    odd = np.arange(1, 81, 2)[:, None]
-    near = np.exp(-((x - 0.2 * odd) ** 2)) - np.exp(-((x + 0.2 * odd) ** 2))
-    series = (near / odd).sum(0) / math.sqrt(math.pi)
-    inverse = 1 / np.maximum(x, 1.0) ** 2
-    terms = 1 + inverse * (0.5 + inverse * (0.75 + inverse * (1.875 + inverse * 6.5625)))
-    return np.where(x < 8, series, terms / (2 * np.maximum(x, 1.0)))
+def _normal_value(mean: Tensor, rho: Tensor) -> tuple[Tensor]:
+    return (_value((mean / _bounded(softplus(rho), mean)).square()),)
 
 
-def _integral(x: np.ndarray) -> np.ndarray:
-    """Return 2 ∫₀ˣ D(u) du: Rybicki's series integrated, or the asymptotic one from 8 on."""
-    erf = np.vectorize(math.erf)
-    odd = np.arange(1, 81, 2)[:, None]
-    series = ((erf(x - 0.2 * odd) - erf(x + 0.2 * odd) + 2 * erf(0.2 * odd)) / odd).sum(0)
-    inverse = 1 / np.maximum(x, 1.0) ** 2
-    tail = inverse * (0.25 + inverse * (3 / 16 + inverse * (5 / 16 + inverse * 105 / 128)))
-    return np.where(x < 8, series, np.log(np.maximum(x, 1.0)) + _CONSTANT - tail)
+def _normal_value_and_gradient(mean: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    least = torch.finfo(rho.dtype).tiny
+    std = softplus(rho).clamp_min_(least)
+    bounded = _bounded(std, mean)
+    ratio = mean / bounded
+    value, rate = _value_and_rate(ratio.square())
+    of_mean = rate.mul_(ratio).div_(bounded)
+    # d log std / d rho tends to 1 as both its numerator and std underflow.
+    of_log_std = torch.sigmoid(rho).clamp_min_(least).div_(std)
+    of_rho = (of_mean * mean).mul_(of_log_std).neg_()
+    return value, of_mean, of_rho.sum_to_size(rho.shape)
+
+
+def _multiplicative_value(logit: Tensor) -> tuple[Tensor]:
+    return (_value(1.0 + _excess(logit)),)
+
+
+def _multiplicative_value_and_gradient(logit: Tensor) -> tuple[Tensor, Tensor]:
+    excess = _excess(logit)
+    value, rate = _value_and_rate(1.0 + excess)
+    return value, rate.mul_(excess).mul_(-0.5)
+
+
+def _excess(logit: Tensor) -> Tensor:
+    """Return mean² / std² − 1 = 1 / alpha − 1 = exp(−logit), kept finite."""
+    return logit.neg().exp().clamp_max(1.0 / (256.0 * torch.finfo(logit.dtype).tiny))
+
+
+def _bounded(std: Tensor, mean: Tensor) -> Tensor:
+    # A std far below the resolution of its mean counts as a little more: the square of their ratio
+    # stays finite, and so do both derivatives.
+    least = torch.finfo(mean.dtype).tiny
+    return torch.maximum(std, mean.abs().mul_(16.0 * math.sqrt(least)).clamp_min_(least))
+
+
+def _value(square: Tensor) -> Tensor:
+    """Return Σ KL at mean² / std², by operations that torch can differentiate and transform."""
+    share = square / (square + SCALE)
+    return (0.5 * torch.log1p(square / SCALE) + share * smooth_part(share)).sum()
+
+
+def _value_and_rate(square: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ KL, and each entry's derivative in log |mean| over its mean² / std²."""
+    raised = square + SCALE
+    share = square / raised
+    smooth, steepness = smooth_part_and_steepness(share)
+    value = square.div(SCALE).log1p_().mul_(0.5).addcmul_(share, smooth).sum()
+    return value, steepness.div_(raised)

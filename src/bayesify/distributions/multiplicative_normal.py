@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Family, Parameters, families
-from bayesify.distributions.log_uniform import LogUniformPrior, log_uniform_kl
+from bayesify.distributions.log_uniform import LogUniformPrior, multiplicative_kl
 from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
 from bayesify.distributions.precision import at_least_float32
 
@@ -70,9 +70,9 @@ def multiplicative_from_log_uniform(
     """Return the KL, a function of alpha alone."""
     del family
     logit = at_least_float32(parameters["logit_alpha"])
-    log_alpha = F.logsigmoid(logit)
     if prior.kl == "exact":
-        each = log_uniform_kl(torch.ones_like(log_alpha), 0.5 * log_alpha)
+        total = multiplicative_kl(logit)
     else:
-        each = (molchanov_fit if prior.kl == "molchanov" else kingma_fit)(log_alpha)
-    return each.sum() * (parameters["mean"].numel() / max(logit.numel(), 1))
+        fit = molchanov_fit if prior.kl == "molchanov" else kingma_fit
+        total = fit(F.logsigmoid(logit)).sum()
+    return total * (parameters["mean"].numel() / max(logit.numel(), 1))

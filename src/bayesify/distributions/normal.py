@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
+from bayesify.distributions.blocks import in_blocks
 from bayesify.distributions.divergence import divergences
 from bayesify.distributions.family import Family, Parameters, Prior, families, priors
 from bayesify.distributions.precision import at_least_float32
@@ -85,39 +87,58 @@ def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrio
     del family
     mean = at_least_float32(parameters["mean"])
     rho = at_least_float32(parameters["rho"])
-    return _NormalKL.apply(mean, rho, prior.mean, prior.std)
+    if peek_interpreter_stack() is None:
+        return _NormalKL.apply(mean, rho, prior.mean, prior.std)
+    of_scale = 0.5 * ((softplus(rho) / prior.std).square() - 1.0) - log_softplus(rho)
+    of_mean = 0.5 * ((mean - prior.mean) / prior.std).square()
+    share = mean.numel() / max(rho.numel(), 1)
+    return share * (of_scale + math.log(prior.std)).sum() + of_mean.sum()
 
 
 class _NormalKL(torch.autograd.Function):
     """The sum and its own derivatives: half the passes over memory that autograd would make."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(mean: Tensor, rho: Tensor, prior_mean: float, prior_std: float) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, rho: Tensor, prior_mean: float, prior_std: float) -> Tensor:
         share = mean.numel() / max(rho.numel(), 1)
-        std = softplus(rho)
-        log_std = torch.where(std < torch.finfo(rho.dtype).eps, rho, std.log())
-        # Constants are taken off entry by entry: near the prior both sides are large and cancel.
-        of_scale = std.div_(prior_std).square_().sub_(1.0).mul_(0.5)
-        of_scale = of_scale.sub_(log_std.sub_(math.log(prior_std)))
-        of_mean = (mean - prior_mean).div_(prior_std).square_()
-        return share * of_scale.sum() + 0.5 * of_mean.sum()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        del output
-        mean, rho, ctx.prior_mean, ctx.prior_std = inputs
-        ctx.save_for_backward(mean, rho)
+        ctx.prior_mean, ctx.prior_std, ctx.share = prior_mean, prior_std, share
+        of_mean = in_blocks(lambda mean: (_mean_terms(mean, prior_mean, prior_std),), mean)[0]
+        of_scale, *slopes = in_blocks(
+            lambda rho: _scale_terms(rho, prior_std, with_slope=ctx.needs_input_grad[1]), rho
+        )
+        ctx.save_for_backward(mean, rho, *slopes)
+        return share * of_scale + 0.5 * of_mean
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, Tensor, None, None]:
-        mean, rho = ctx.saved_tensors
-        share = mean.numel() / max(rho.numel(), 1)
-        std, slope = softplus(rho), torch.sigmoid(rho)
-        # d log std / d rho tends to 1 as both slope and std underflow.
-        of_log = torch.where(std < torch.finfo(rho.dtype).tiny, torch.ones_like(std), slope / std)
-        of_rho = share * (std * slope / ctx.prior_std**2 - of_log)
-        return gradient * (mean - ctx.prior_mean) / ctx.prior_std**2, gradient * of_rho, None, None
+    ) -> tuple[Tensor, Tensor | None, None, None]:
+        mean, rho, *slopes = ctx.saved_tensors
+        # A second derivative goes through the slope, which forward found without a graph.
+        slope = _slope(rho, ctx.prior_std) if torch.is_grad_enabled() else slopes[0]
+        of_mean = mean - ctx.prior_mean if ctx.prior_mean else mean
+        precision = 1.0 / ctx.prior_std**2
+        return of_mean * (gradient * precision), slope * (gradient * ctx.share), None, None
+
+
+def _mean_terms(mean: Tensor, prior_mean: float, prior_std: float) -> Tensor:
+    return (mean - prior_mean).div_(prior_std).square_().sum()
+
+
+def _scale_terms(rho: Tensor, prior_std: float, *, with_slope: bool) -> tuple[Tensor, ...]:
+    least = torch.finfo(rho.dtype).tiny
+    std = softplus(rho).clamp_min_(least)
+    log_std = torch.minimum(std.log(), rho)
+    # Constants are taken off entry by entry: near the prior both sides are large and cancel.
+    excess = std.div(prior_std).square_().sub_(1.0)
+    total = torch.sub(excess, log_std.sub_(math.log(prior_std)), alpha=2.0).sum() * 0.5
+    if not with_slope:
+        return (total,)
+    # d log std / d rho tends to 1 as both its numerator and std underflow.
+    return total, excess.mul_(torch.sigmoid(rho).clamp_min_(least).div_(std))
+
+
+def _slope(rho: Tensor, prior_std: float) -> Tensor:
+    least = torch.finfo(rho.dtype).tiny
+    std = softplus(rho).clamp_min(least)
+    return ((std / prior_std).square() - 1.0) * (torch.sigmoid(rho).clamp_min(least) / std)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,8 +23,7 @@ def inverse_softplus(std: Tensor) -> Tensor:
 def log_softplus(rho: Tensor) -> Tensor:
     """Return log(softplus(rho)) with a finite value and gradient for every finite rho.
 
-    Below the logarithm of the type's resolution softplus(rho) equals exp(rho); far below, exp(rho)
-    underflows and the logarithm's own gradient would be infinite.
+    It lies below rho, and meets it before softplus(rho) underflows: the smaller of the two is right
+    on both sides.
     """
-    least = math.log(torch.finfo(rho.dtype).eps)
-    return torch.where(rho < least, rho, torch.log(softplus(rho.clamp_min(least))))
+    return torch.minimum(softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny).log(), rho)

@@ -1,6 +1,8 @@
 """Save a model to one file and load it back: tensors, method, plan and likelihood.
 
 A file names every tensor as a person would: `fc1.weight.mean`, `fc1.weight.rho`, `fc1.bias`.
+A compressed model's file holds only the weights that are left, and `fc1.weight.index`, where
+they are.
 It holds no code; loading needs the architecture, as a module or as a registered model's name.
 """
 
@@ -10,23 +12,28 @@ import copy
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.archive import ArchiveError, read_archive, write_archive
 from bayesify.conversion.convert import attach_record, require_record
 from bayesify.conversion.layer_class import SUFFIX
 from bayesify.conversion.method import method_from_dict
+from bayesify.conversion.narrow import with_state
 from bayesify.conversion.plan import Plan, Site, Skip
 from bayesify.conversion.posterior import Posterior
+from bayesify.conversion.resize import resize_
 from bayesify.conversion.select import candidates
+from bayesify.conversion.sites import named_posteriors, replace_posteriors_
 from bayesify.exporting.architectures import architectures
 from bayesify.training.likelihood import Likelihood, likelihood_from_dict
 from bayesify.version import __version__
 
 KIND = "model"
 _LIKELIHOOD = "likelihood:"
+_POSITIONS = ("index", "random_index")
 
 
 def save(
@@ -50,7 +57,10 @@ def save(
     record = require_record(model)
     if architecture is not None:
         _ = architectures[architecture]
-    tensors = {public_key(model, key): value for key, value in model.state_dict().items()}
+    tensors = {}
+    for key, value in model.state_dict().items():
+        public = public_key(model, key)
+        tensors[public] = value if public == key else _for_file(key, value)
     likelihood = None
     if isinstance(record.likelihood, Likelihood) and record.likelihood.task != "custom":
         likelihood = record.likelihood.to_dict()
@@ -63,6 +73,7 @@ def save(
         "method": record.method.to_dict(),
         "sites": [site.to_dict() for site in record.plan.sites],
         "skipped": [vars(skip) for skip in record.plan.skipped],
+        "resized": {path: dict(sizes) for path, sizes in record.plan.resized.items()},
         "likelihood": likelihood,
         "frozen": [
             public_key(model, key)
@@ -96,15 +107,21 @@ def load(path: str | os.PathLike[str], architecture: nn.Module | None = None) ->
             Skip(entry["path"], tuple(entry["shape"]), entry["reason"])
             for entry in description["skipped"]
         )
+        resized = description.get("resized", {})
         likelihood = _likelihood(description["likelihood"], tensors)
         frozen = set(description["frozen"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ArchiveError(
             f"{path} describes a model this bayesify cannot make: {error}"
         ) from error
-    plan = Plan(sites, skipped)
+    plan = Plan(sites, skipped, resized)
     _check_sites(path, net, plan)
+    try:
+        resize_(net, resized)
+    except ValueError as error:
+        raise ArchiveError(f"{path} was made from another architecture: {error}") from error
     model = attach_record(method.prepare_(net, plan), method, plan)
+    _take_sparse_state_(path, model, tensors)
     _load_tensors(path, model, tensors)
     for key, parameter in model.named_parameters():
         parameter.requires_grad_(public_key(model, key) not in frozen)
@@ -168,14 +185,54 @@ def _check_sites(path: Any, net: nn.Module, plan: Plan) -> None:
         candidate = found.get(site.path)
         if candidate is None:
             problems.append(f"{site.path} is missing")
-        elif tuple(candidate.tensor.shape) != site.shape:
-            shape = tuple(candidate.tensor.shape)
-            problems.append(f"{site.path} has shape {shape}, the file {site.shape}")
+        elif candidate.shape != (expected := site.original_shape or site.shape):
+            problems.append(f"{site.path} has shape {candidate.shape}, the file {expected}")
     if problems:
         raise ArchiveError(
             f"{path} was made from another architecture: {'; '.join(problems[:5])}"
             + (f" and {len(problems) - 5} more" if len(problems) > 5 else "")
         )
+
+
+def _for_file(key: str, value: Tensor) -> Tensor:
+    # Positions in a tensor of fewer than 2³¹ entries fit half the bytes torch indexes with.
+    is_position = key.rpartition(".")[2] in _POSITIONS and value.dtype == torch.int64
+    fits = is_position and (value.numel() == 0 or int(value.max()) < 2**31)
+    return value.to(torch.int32) if fits else value
+
+
+def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Bring every posterior to the entries the file has of it, and positions to torch's type."""
+    smaller = {}
+    for name, site in named_posteriors(model).items():
+        for key in (f"{name}.{suffix}" for suffix in _POSITIONS):
+            if key in tensors and tensors[key].dtype == torch.int32:
+                tensors[key] = tensors[key].to(torch.int64)
+        index = tensors.get(f"{name}.index")
+        if index is None:
+            continue
+        values = {key: tensors.get(f"{name}.{key}") for key in site.family.parameter_names}
+        random_index = tensors.get(f"{name}.random_index")
+        problem = _sparse_problem(site, index, values, random_index)
+        if problem:
+            raise ArchiveError(f"{path} holds no sparse posterior of {name}: {problem}")
+        state = cast("dict[str, Tensor]", values)
+        smaller[site] = with_state(site, site.shape, state, index, random_index)
+    replace_posteriors_(model, smaller)
+
+
+def _sparse_problem(
+    site: Posterior, index: Tensor, values: dict[str, Tensor | None], random_index: Tensor | None
+) -> str | None:
+    total = site.shape.numel()
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < total):
+        return f"its index reaches beyond its {total} entries"
+    num_random = index.numel() if random_index is None else random_index.numel()
+    counts = [index.numel()] + [num_random] * (len(values) - 1)
+    for (name, value), count in zip(values.items(), counts, strict=True):
+        if value is None or value.shape != (count,):
+            return f"expected {count} numbers of {name}"
+    return None
 
 
 def _load_tensors(path: Any, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -11,11 +11,14 @@ from typing import ClassVar, Literal, cast
 from torch import nn
 
 from bayesify.conversion.convert import apply_plan_
+from bayesify.conversion.kl import whole
 from bayesify.conversion.method import Method
+from bayesify.conversion.narrow import signal_to_noise
 from bayesify.conversion.plan import Choices, Plan, Scale, make_plan
 from bayesify.conversion.posterior import How
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where, select
+from bayesify.conversion.sites import named_posteriors
 
 
 class Variational(Method):
@@ -29,6 +32,9 @@ class Variational(Method):
         "local": "output samples (local reparameterisation)",
         "mean": "mean weights",
     }
+
+    pruning_ratio: ClassVar[float] = 0.83
+    """The |mean| / std up to which weights are taken for noise (Graves, 2011)."""
 
     initial_std: float | None
     how: Literal["sample", "local"]
@@ -60,6 +66,15 @@ class Variational(Method):
     def default_way(self) -> str:
         """Predict the way the model was trained."""
         return self.how
+
+    def watch(self, model: nn.Module) -> dict[str, float]:
+        """Return the share of weights that are mostly noise or gone: of all, and of each site."""
+        sites = named_posteriors(model)
+        heard = {path: signal_to_noise(site) > self.pruning_ratio for path, site in sites.items()}
+        live = {path: float(whole(entry.sum())) for path, entry in heard.items()}
+        total = {path: site.shape.numel() for path, site in sites.items()}
+        shares = {f"sparsity/{path}": 1.0 - live[path] / total[path] for path in sites}
+        return {"sparsity": 1.0 - sum(live.values()) / sum(total.values()), **shares}
 
     @contextmanager
     def sampling(self, model: nn.Module, by: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ additive.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -35,6 +36,7 @@ class VariationalDropout(Variational):
     """
 
     name: ClassVar[str] = "variational_dropout"
+    pruning_ratio: ClassVar[float] = math.exp(-1.5)  # log alpha = 3, a dropout rate of 0.953
 
     noise: Literal["additive", "multiplicative"] = "additive"
     kl: LogUniformKL = "exact"

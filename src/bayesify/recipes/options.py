@@ -78,6 +78,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kind = origin or hint
     if not isinstance(kind, type):
         return True
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping)
     if issubclass(kind, Collection) and kind is not str:
         return isinstance(value, (list, tuple, dict)) and not isinstance(value, str)
     return isinstance(value, kind)
@@ -92,6 +94,8 @@ def _in_words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(repr(entry) for entry in typing.get_args(hint))
     kind = typing.get_origin(hint) or hint
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return "a table"
     if isinstance(kind, type) and issubclass(kind, Collection) and kind is not str:
         return "a list"
     return _WORDS.get(hint, "")

@@ -1,6 +1,6 @@
 """The description of a run: which model, which data, which method, how it is trained.
 
-A recipe is four tables and a seed, read from TOML, from flags, or from both. Everything it names
+A recipe is a few tables and a seed, read from TOML, from flags, or from both. Everything it names
 is checked when it is made, so that a slip of the pen costs a second and not a training run.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bayesify.recipes.toml import to_toml
 from bayesify.registry import Registry, unknown
 from bayesify.training.likelihood import as_likelihood
 from bayesify.training.optimiser import optimizers
-from bayesify.training.schedule import schedules
+from bayesify.training.schedule import as_schedule
 from bayesify.training.settings import FitSettings
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What a recipe says where its writer says nothing."""
 
-_TABLES = ("model", "data", "method", "fit")
+_TABLES = ("model", "data", "method", "fit", "warm_start")
 _OWN_DATA_KEYS = ("root", "batch_size", "validation")
 # They say where and how one run is carried out; the same recipe runs again elsewhere.
 _OF_ONE_RUN = ("run_dir", "resume", "progress")
@@ -49,6 +49,9 @@ class Recipe:
         method: "name" of a registered method, and its options.
         fit: Fields of `FitSettings`.
         seed: Seed of the first weights, the split, the order of batches and every draw.
+        warm_start: How the plain network is trained before it is made Bayesian: fields of
+            `FitSettings`, or "weights", the file of a state dict or a model to begin from; empty
+            begins from fresh weights.
     """
 
     model: Mapping[str, Any]
@@ -56,6 +59,7 @@ class Recipe:
     method: Mapping[str, Any]
     fit: Mapping[str, Any]
     seed: int = 0
+    warm_start: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
@@ -65,6 +69,7 @@ class Recipe:
         _check_data_keys(self.data)
         _check_named("method", methods, self.method)
         check_options("[fit]", FitSettings, self.fit)
+        _check_warm_start(self.warm_start)
         self.make_method()
         _check_names_in_settings(self._some_settings())
 
@@ -76,6 +81,11 @@ class Recipe:
         """Return how to train; `of_this_run` adds where and how this one run is carried out."""
         return FitSettings(**{"seed": self.seed, **self.fit, **of_this_run})
 
+    def warm_start_settings(self, **of_this_run: Any) -> FitSettings | None:
+        """Return how the plain network is trained first, None where it is not."""
+        chosen = {key: value for key, value in self.warm_start.items() if key != "weights"}
+        return FitSettings(**{"seed": self.seed, **chosen, **of_this_run}) if chosen else None
+
     def options(self, table: str) -> dict[str, Any]:
         """Return the options of the model, the data set or the method, without its name."""
         own = ("name", *_OWN_DATA_KEYS) if table == "data" else ("name",)
@@ -86,13 +96,14 @@ class Recipe:
         settings = vars(self._some_settings())
         # One seed says it all, and can then be changed in one place.
         left_out = (*_OF_ONE_RUN, "seed") if settings["seed"] == self.seed else _OF_ONE_RUN
-        return {
+        tables = {
             "seed": self.seed,
             "model": _with_defaults(models, self.model),
             "data": _with_defaults(datasets, self.data),
             "method": self.make_method().to_dict(),
             "fit": {key: value for key, value in settings.items() if key not in left_out},
         }
+        return {**tables, "warm_start": dict(self.warm_start)} if self.warm_start else tables
 
     def to_toml(self) -> str:
         """Return the recipe, defaults and all, as the text of a TOML file."""
@@ -175,6 +186,22 @@ def _check_data_keys(data: Mapping[str, Any]) -> None:
         raise TypeError(f"data.root must be the path of a folder, got {root!r}")
 
 
+def _check_warm_start(choices: Mapping[str, Any]) -> None:
+    chosen = {key: value for key, value in choices.items() if key != "weights"}
+    if not isinstance(choices.get("weights", ""), str):
+        raise TypeError(f"warm_start.weights must be a path, got {choices['weights']!r}")
+    if chosen and "weights" in choices:
+        raise ValueError(
+            "warm_start must either name weights to begin from or say how to train them, got both: "
+            f"weights and {', '.join(chosen)}"
+        )
+    if chosen:
+        check_options("[warm_start]", FitSettings, chosen, ("weights",))
+        if "epochs" not in chosen:
+            raise ValueError("warm_start.epochs must be given: how long the plain network trains")
+        _check_names_in_settings(FitSettings(**{**chosen, "run_dir": "."}))
+
+
 def _is_share(value: Any) -> bool:
     if isinstance(value, float):
         return 0.0 <= value < 1.0
@@ -182,10 +209,10 @@ def _is_share(value: Any) -> bool:
 
 
 def _check_names_in_settings(settings: FitSettings) -> None:
-    registries = {"optimizer": optimizers, "beta": schedules, "schedule": schedules}
-    for key, registry in registries.items():
-        if isinstance(name := getattr(settings, key), str):
-            _ = registry[name]
+    if isinstance(settings.optimizer, str):
+        _ = optimizers[settings.optimizer]
+    for key in ("beta", "schedule"):
+        as_schedule(key, getattr(settings, key))
     if settings.likelihood is not None:
         as_likelihood(settings.likelihood, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from bayesify.models.catalogue import models
 from bayesify.recipes.options import options_of
 from bayesify.recipes.recipe import Recipe
 from bayesify.recipes.run_folder import RunFolder
+from bayesify.recipes.warm_start import warm_started
 from bayesify.training import History, fit
 
 # A difference here would make the resumed run another run; how it is trained may change.
-_FIXED_ON_RESUME = ("model", "data", "method", "seed")
+_FIXED_ON_RESUME = ("model", "data", "method", "seed", "warm_start")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class Parts:
         train: Loader of the training examples.
         validation: Loader of the examples held out, or None.
         model: The converted model, with fresh weights.
+        plain: The plain network it began from, where that was trained or loaded first.
     """
 
     recipe: Recipe
@@ -41,6 +43,7 @@ class Parts:
     train: DataLoader[Any]
     validation: DataLoader[Any] | None
     model: nn.Module
+    plain: nn.Module | None = None
 
 
 def build(recipe: Recipe) -> Parts:
@@ -73,6 +76,8 @@ def options_from_data(recipe: Recipe, data: DataSet) -> dict[str, Any]:
         "in_channels": shape[0],
         "image_size": shape[-1],
     }
+    if data.vocabulary is not None:
+        decided |= {"vocabulary_size": len(data.vocabulary), "length": shape[0]}
     offered = options_of(models[recipe.model["name"]])
     return {key: decided[key] for key in decided if key in offered and key not in recipe.model}
 
@@ -109,6 +114,11 @@ def run_recipe(
     run.write_recipe(parts.recipe)
     if on_start is not None:
         on_start(parts)
+    if parts.recipe.warm_start:
+        loaders = (parts.train, parts.validation)
+        network = warm_started(parts.recipe, _network(parts.recipe), loaders, run, resume=resume)
+        model = convert(network, parts.recipe.make_method())
+        parts = replace(parts, model=model, plain=network)
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
     history = fit(parts.model, parts.train, parts.validation, **settings)
     name, options = parts.recipe.model["name"], parts.recipe.options("model")
@@ -140,8 +150,8 @@ def _network(recipe: Recipe) -> nn.Module:
 def _check_same_run(recipe: Recipe, run: RunFolder) -> None:
     before, now = run.read_recipe().to_dict(), recipe.to_dict()
     for table in _FIXED_ON_RESUME:
-        if before[table] != now[table]:
+        if before.get(table) != now.get(table):
             raise ValueError(
                 f"{run.path} cannot be resumed with another {table}: it was begun with "
-                f"{before[table]}, this recipe says {now[table]}"
+                f"{before.get(table)}, this recipe says {now.get(table)}"
             )

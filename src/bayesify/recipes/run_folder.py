@@ -30,6 +30,11 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def warm_start(self) -> RunFolder:
+        """The folder of the plain network that is trained first."""
+        return RunFolder(self.path / "warm_start")
+
+    @property
     def metrics(self) -> Path:
         """One row of numbers per epoch."""
         return self.path / "metrics.csv"
@@ -47,7 +52,7 @@ class RunFolder:
     @property
     def has_begun(self) -> bool:
         """Whether there is a run here to resume, or to overwrite."""
-        return self.checkpoint.is_file()
+        return self.checkpoint.is_file() or (self.path / "warm_start").is_dir()
 
     def read_recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
         """Return the recipe of the run that lies here, after changes to it."""

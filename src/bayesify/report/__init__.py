@@ -1,5 +1,14 @@
-"""Pictures of predictions."""
+"""Pictures of predictions, and one page about reproduced studies."""
 
+from bayesify.report.curves import (
+    Line,
+    energy_figure,
+    error_by_samples_figure,
+    log_uniform_kl_figure,
+    regression_figure,
+    reliability_panels_figure,
+    sparsity_figure,
+)
 from bayesify.report.figures import (
     Example,
     Plane,
@@ -8,12 +17,30 @@ from bayesify.report.figures import (
     plane_figure,
     reliability_figure,
 )
+from bayesify.report.json_value import ResultError
+from bayesify.report.page import Report, write_report
+from bayesify.report.results import Cell, CellGroup, Results, Study, read_results
 
 __all__ = [
+    "Cell",
+    "CellGroup",
     "Example",
+    "Line",
     "Plane",
+    "Report",
+    "ResultError",
+    "Results",
+    "Study",
     "demo_figure",
+    "energy_figure",
+    "error_by_samples_figure",
     "examples_figure",
+    "log_uniform_kl_figure",
     "plane_figure",
+    "read_results",
+    "regression_figure",
     "reliability_figure",
+    "reliability_panels_figure",
+    "sparsity_figure",
+    "write_report",
 ]

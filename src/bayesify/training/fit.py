@@ -284,6 +284,8 @@ class _Run:
         row = {"epoch": float(self.position.epoch + 1), **means}
         row["kl"] = float(kl(self.model))
         row["beta"] = self.beta(self._progress())
+        row["energy"] = self.num_data * row["nll"] + row["beta"] * row["kl"]
+        row |= self.method.watch(self.model)
         if self.val_loader is not None:
             validation = self._validate().means()
             row |= {f"val_{name}": value for name, value in validation.items()}

@@ -114,7 +114,8 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def _inline(values: Mapping[str, float], skip: tuple[str, ...] = ()) -> str:
-    return "  ".join(f"{k} {v:.4g}" for k, v in values.items() if k not in skip)
+    # "sparsity/fc.weight" and its like, one per layer, are for the table of the run.
+    return "  ".join(f"{k} {v:.4g}" for k, v in values.items() if k not in skip and "/" not in k)
 
 
 def _progress_bar() -> Any:

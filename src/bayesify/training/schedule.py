@@ -1,15 +1,19 @@
 """Schedules: a number as a function of how far training has come, from 0 to 1.
 
-One kind serves both the weight of the KL (`beta`) and the learning rate. A schedule keeps no
+One kind serves both the weight of the KL (`beta`) and the learning rate. A recipe names one with
+its options in a table: `beta = {name = "warm_up", start = 0.5}`. A schedule keeps no
 state, so an interrupted run that resumes is at the same value.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from bayesify.registry import Registry
+from bayesify.registry import Registry, unknown
 
 Schedule = Callable[[float], float]
 schedules: Registry[Callable[..., Schedule]] = Registry("schedule")
@@ -32,9 +36,28 @@ def warm_up(value: float = 1.0, *, start: float = 0.0, fraction: float = 0.5) ->
 
 
 @schedules.register("linear")
-def linear(start: float = 0.0, end: float = 1.0) -> Schedule:
-    """Go from `start` to `end` in a straight line."""
-    return lambda progress: start + (end - start) * progress
+def linear(start: float = 0.0, end: float = 1.0, *, hold: float = 0.0) -> Schedule:
+    """Stay at `start` for `hold` of the run, then go to `end` in a straight line."""
+    _check_fraction("hold", hold)
+
+    def at(progress: float) -> float:
+        rest = max(progress - hold, 0.0) / max(1.0 - hold, 1e-12)
+        return start + (end - start) * min(rest, 1.0)
+
+    return at
+
+
+@schedules.register("steps")
+def steps(values: Sequence[float] = (1.0, 0.1), *, at: Sequence[float] = (0.5,)) -> Schedule:
+    """Take the first value, and each next one from its share `at` of the run on."""
+    if len(values) != len(at) + 1 or list(at) != sorted(at):
+        raise ValueError(
+            "values must be one more than the ascending shares of the run in at, got "
+            f"values={list(values)}, at={list(at)}"
+        )
+    for share in at:
+        _check_fraction("at", share)
+    return lambda progress: values[bisect_right(at, progress)]
 
 
 @schedules.register("cosine")
@@ -67,15 +90,33 @@ def cyclic(value: float = 1.0, *, num_cycles: int = 4, ramp: float = 0.5) -> Sch
     return at
 
 
-def as_schedule(name: str, value: float | str | Schedule) -> Schedule:
-    """Return a schedule from a number, a registered name, or a schedule."""
+ScheduleChoice = float | str | Mapping[str, Any] | Schedule
+"""A number, a registered name, a table of a name and its options, or a function of progress."""
+
+
+def as_schedule(name: str, value: ScheduleChoice) -> Schedule:
+    """Return the schedule that a setting called `name` chooses."""
     if callable(value):
         return value
     if isinstance(value, str):
         return schedules[value]()
+    if isinstance(value, Mapping):
+        return _from_table(name, value)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number >= 0, got {value}")
     return constant(float(value))
+
+
+def _from_table(name: str, table: Mapping[str, Any]) -> Schedule:
+    if not isinstance(chosen := table.get("name"), str):
+        raise TypeError(f"{name}.name must be the name of a schedule, got {chosen!r}")
+    make = schedules[chosen]
+    known = list(inspect.signature(make).parameters)
+    options = {key: value for key, value in table.items() if key != "name"}
+    for key in options:
+        if key not in known:
+            raise TypeError(unknown(f"option of the schedule {chosen!r}", key, known))
+    return make(**options)
 
 
 def _check_fraction(name: str, value: float) -> None:

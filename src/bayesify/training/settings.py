@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from bayesify.registry import unknown
 from bayesify.training.likelihood import Likelihood
-from bayesify.training.schedule import Schedule
+from bayesify.training.schedule import ScheduleChoice
 
 OptimizerChoice = str | Callable[[Iterable[Any]], Optimizer]
 
@@ -30,7 +30,8 @@ class FitSettings:
         likelihood: What outputs mean: "classification", "regression", a `Likelihood`, or a loss
             function. None decides by the type of the targets.
         num_data: Number of training examples, the N in KL / N; None asks the loader's data set.
-        beta: Weight of the KL: a number, the name of a schedule, or a schedule of progress.
+        beta: Weight of the KL: a number, the name of a schedule, a table of its name and options,
+            or a function of progress.
         num_samples: Draws of the weights per step; each is followed by its own backward pass, so
             memory does not grow with it.
         optimizer: "adam", "adamw", "sgd", "rmsprop", "adagrad", or a function of parameter groups.
@@ -39,7 +40,7 @@ class FitSettings:
         scale_learning_rate: Step size of the scales. Their gradient is divided by N and their
             parameters live on a log-like axis, so they need a larger one than the means.
         weight_decay: Decay of means and deterministic weights, never of scales.
-        schedule: Factor on both learning rates: a name or a schedule of progress.
+        schedule: Factor on both learning rates, chosen like `beta`.
         clip_norm: Largest norm of the gradient of means and deterministic weights, and of that
             of the scales; None does not clip.
         accumulate: Batches per optimiser step; the last step of an epoch may have fewer.
@@ -63,13 +64,13 @@ class FitSettings:
     epochs: int
     likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None = None
     num_data: float | None = None
-    beta: float | str | Schedule = 1.0
+    beta: ScheduleChoice = 1.0
     num_samples: int = 1
     optimizer: OptimizerChoice = "adam"
     learning_rate: float = 1e-3
     scale_learning_rate: float = 1e-2
     weight_decay: float = 0.0
-    schedule: str | Schedule = "cosine"
+    schedule: ScheduleChoice = "cosine"
     clip_norm: float | None = None
     accumulate: int = 1
     val_samples: int = 4
@@ -119,13 +120,13 @@ class FitOptions(TypedDict, total=False):
 
     likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None
     num_data: float | None
-    beta: float | str | Schedule
+    beta: ScheduleChoice
     num_samples: int
     optimizer: OptimizerChoice
     learning_rate: float
     scale_learning_rate: float
     weight_decay: float
-    schedule: str | Schedule
+    schedule: ScheduleChoice
     clip_norm: float | None
     accumulate: int
     val_samples: int

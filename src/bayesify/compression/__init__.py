@@ -1,0 +1,7 @@
+"""Stage 5: a smaller model that predicts the same."""
+
+from bayesify.compression.compress import compress
+from bayesify.compression.score import scores
+from bayesify.compression.sparsity import Sparsity, sparsity
+
+__all__ = ["Sparsity", "compress", "scores", "sparsity"]

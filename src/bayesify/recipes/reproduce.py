@@ -1,0 +1,119 @@
+"""Carry out a study cell by cell, and leave one JSON file for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+# Filed under their kinds.
+import bayesify.recipes.measure_pruning
+import bayesify.recipes.measure_regression  # noqa: F401
+from bayesify.recipes.measure import measures
+from bayesify.recipes.provenance import provenance
+from bayesify.recipes.run import run_recipe
+from bayesify.recipes.run_folder import RunFolder, write_json
+from bayesify.recipes.study import Cell, Study
+from bayesify.registry import unknown
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How a study is carried out.
+
+    Attributes:
+        results: Folder of the result files; quick ones lie in "quick" inside.
+        runs: Folder of checkpoints and models.
+        cells: Names of the cells to run; empty for all.
+        is_quick: Whether to run the small form.
+        seed: Seed of every run.
+        overwrite: Whether to run cells again whose result is there already.
+        changes: Tables of a recipe that win over the study's.
+    """
+
+    results: Path = Path("results")
+    runs: Path = Path("runs")
+    cells: Sequence[str] = ()
+    is_quick: bool = False
+    seed: int = 0
+    overwrite: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def chosen(self, study: Study) -> list[Cell]:
+        """Return the cells to run; an unknown name is an error."""
+        every = study.cells(is_quick=self.is_quick, seed=self.seed, changes=self.changes)
+        names = [cell.name for cell in every]
+        for name in self.cells:
+            if name not in names:
+                raise LookupError(unknown(f"cell of {study.name}", name, names))
+        return [cell for cell in every if not self.cells or cell.name in self.cells]
+
+    def result_path(self, cell: Cell) -> Path:
+        """Return the file of a cell's result."""
+        folder = self.results / "quick" if self.is_quick else self.results
+        return folder / cell.study / f"{cell.name}-seed{self.seed}.json"
+
+    def run_folder(self, cell: Cell) -> RunFolder:
+        """Return the folder of a cell's run."""
+        kind = "quick" if self.is_quick else "full"
+        return RunFolder(self.runs / kind / cell.study / f"{cell.name}-seed{self.seed}")
+
+
+def reproduce(
+    study: Study,
+    how: Reproduction,
+    command: str,
+    on_cell: Callable[[Cell, str], object] | None = None,
+) -> list[Path]:
+    """Run every chosen cell of a study and return the files of their results.
+
+    A cell whose result is there is left alone; one that was interrupted goes on from its
+    checkpoint.
+
+    Args:
+        study: What to run.
+        how: Which cells, and where to.
+        command: What was typed, for the record.
+        on_cell: Called with each cell and "there", "begins" or "done".
+    """
+    measure = measures[study.kind]
+    tell = on_cell or (lambda *_: None)
+    paths = []
+    for cell in how.chosen(study):
+        path = how.result_path(cell)
+        paths.append(path)
+        if path.is_file() and not how.overwrite:
+            tell(cell, "there")
+            continue
+        tell(cell, "begins")
+        began, started = time.perf_counter(), datetime.now(UTC)
+        run = how.run_folder(cell)
+        goes_on = run.has_begun and not how.overwrite and not how.is_quick
+        parts, history = run_recipe(cell.recipe, run, resume=goes_on, overwrite=not goes_on)
+        trained = time.perf_counter() - began
+        found = measure(parts, cell.measure)
+        origin = provenance(command)
+        origin |= {"started": started.isoformat(timespec="seconds"), "training_seconds": trained}
+        origin["wall_seconds"] = time.perf_counter() - began
+        result = {
+            "study": study.name,
+            "title": study.title,
+            "kind": study.kind,
+            "cell": cell.name,
+            "labels": dict(cell.labels),
+            "seed": how.seed,
+            "is_quick": how.is_quick,
+            "provenance": origin,
+            "recipe": parts.recipe.to_dict(),
+            "measure": dict(cell.measure),
+            "paper": cell.paper,
+            "history": history.rows,
+            "measured": found,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
+        tell(cell, "done")
+    return paths

@@ -1,0 +1,212 @@
+"""What was measured in one cell of a study, by the kind of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bayesify.report.json_value import JsonValue, scalars
+
+Scores = Mapping[str, float | None]
+"""Accuracy, nll, ece and the like by name; None where one could not be measured."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """A network after weights were taken out of it.
+
+    Attributes:
+        by: The score by which weights were chosen.
+        threshold: The score below which they went, or None.
+        removed: Fraction of all weights that went.
+        sparsity: Fraction that went of each site, by its path.
+        principled: Scores after pruning by `by`.
+        random: Scores after removing as many weights at random, or None.
+        shape_after: Widths of the network that is left, or None.
+        file_ratio: Size of its file as a fraction of the one before, or None.
+    """
+
+    by: str
+    threshold: float | None
+    removed: float
+    sparsity: Scores
+    principled: Scores
+    random: Scores | None
+    shape_after: str | None
+    file_ratio: float | None
+
+
+@dataclass(frozen=True)
+class ErrorBySamples:
+    """The test error, a fraction, against the number of weight samples, over repeats."""
+
+    num_samples: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ReliabilityBins:
+    """How often predictions are right against how sure they are; None in an empty bin."""
+
+    confidence: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+    count: tuple[float, ...]
+    ece: float | None
+
+
+@dataclass(frozen=True)
+class PruningMeasurement:
+    """A classifier before and after pruning."""
+
+    not_pruned: Scores
+    prunings: tuple[Pruning, ...]
+    error_by_samples: ErrorBySamples | None
+    reliability: ReliabilityBins | None
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A prediction along a line: its mean, its total and its epistemic std, and the truth."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    epistemic_std: tuple[float, ...]
+    truth: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RegressionMeasurement:
+    """A regression: its bands, what it was trained on, and how often the truth lies inside."""
+
+    bands: Bands
+    train_x: tuple[float, ...]
+    train_y: tuple[float, ...]
+    coverage: Scores
+    rmse: float | None
+    nll: float | None
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """The time of one layer in one mode, beside the paper's where it has one."""
+
+    table: str
+    layer: str
+    mode: str
+    median_us: float | None
+    ratio: float | None
+    paper_us: float | None
+    paper_ratio: float | None
+
+
+@dataclass(frozen=True)
+class SpeedMeasurement:
+    """Times of layers."""
+
+    rows: tuple[SpeedRow, ...]
+
+
+@dataclass(frozen=True)
+class OtherMeasurement:
+    """Whatever a kind without a reader of its own holds: its scalars, by where they stand."""
+
+    scalars: Mapping[str, Any]
+
+
+Measurement = PruningMeasurement | RegressionMeasurement | SpeedMeasurement | OtherMeasurement
+
+
+def read_measurement(kind: str, measured: JsonValue) -> Measurement:
+    """Return what was measured, checked; a kind that is not known is read as scalars."""
+    if kind == "pruning":
+        return _pruning_measurement(measured)
+    if kind == "regression":
+        return _regression_measurement(measured)
+    if kind == "speed":
+        return SpeedMeasurement(tuple(map(_speed_row, measured.field("rows").items())))
+    measured.fields()
+    return OtherMeasurement(scalars(measured.value))
+
+
+def _pruning_measurement(measured: JsonValue) -> PruningMeasurement:
+    error = measured.optional("error_by_samples")
+    reliability = measured.optional("reliability")
+    return PruningMeasurement(
+        not_pruned=measured.field("not_pruned").numbers_by_key(),
+        prunings=tuple(map(_pruning, measured.field("prunings").items())),
+        error_by_samples=None if error is None else _error_by_samples(error),
+        reliability=None if reliability is None else _reliability(reliability),
+    )
+
+
+def _pruning(value: JsonValue) -> Pruning:
+    random = value.optional("random")
+    shape_after = value.optional("shape_after")
+    return Pruning(
+        by=value.field("by").text(),
+        threshold=_optional_number(value, "threshold"),
+        removed=value.field("removed").number(),
+        sparsity=value.field("sparsity").numbers_by_key(),
+        principled=value.field("principled").numbers_by_key(),
+        random=None if random is None else random.numbers_by_key(),
+        shape_after=None if shape_after is None else shape_after.text(),
+        file_ratio=_optional_number(value, "file_ratio"),
+    )
+
+
+def _error_by_samples(value: JsonValue) -> ErrorBySamples:
+    num_samples, mean, std = _columns(value, ("num_samples", "mean", "std"))
+    return ErrorBySamples(num_samples, mean, std)
+
+
+def _reliability(value: JsonValue) -> ReliabilityBins:
+    count = value.field("count").numbers()
+    confidence = value.field("confidence").numbers_or_none()
+    accuracy = value.field("accuracy").numbers_or_none()
+    if not len(count) == len(confidence) == len(accuracy):
+        raise value.problem("lists of one length: confidence, accuracy and count")
+    for index, (size, sure, right) in enumerate(zip(count, confidence, accuracy, strict=True)):
+        if size > 0 and (sure is None or right is None):
+            raise value.problem(f"given in every bin that is not empty; bin {index} is")
+    return ReliabilityBins(confidence, accuracy, count, _optional_number(value, "ece"))
+
+
+def _regression_measurement(measured: JsonValue) -> RegressionMeasurement:
+    names = ("x", "mean", "std", "epistemic_std", "truth")
+    x, mean, std, epistemic_std, truth = _columns(measured.field("bands"), names)
+    train_x, train_y = _columns(measured.field("train"), ("x", "y"))
+    return RegressionMeasurement(
+        bands=Bands(x, mean, std, epistemic_std, truth),
+        train_x=train_x,
+        train_y=train_y,
+        coverage=measured.field("coverage").numbers_by_key(),
+        rmse=measured.field("rmse").number_or_none(),
+        nll=measured.field("nll").number_or_none(),
+    )
+
+
+def _speed_row(value: JsonValue) -> SpeedRow:
+    return SpeedRow(
+        table=value.field("table").text(),
+        layer=value.field("layer").text(),
+        mode=value.field("mode").text(),
+        median_us=value.field("median_us").number_or_none(),
+        ratio=_optional_number(value, "ratio"),
+        paper_us=_optional_number(value, "paper_us"),
+        paper_ratio=_optional_number(value, "paper_ratio"),
+    )
+
+
+def _columns(value: JsonValue, names: tuple[str, ...]) -> list[tuple[float, ...]]:
+    columns = [value.field(name).numbers() for name in names]
+    if len({len(column) for column in columns}) > 1:
+        raise value.problem(f"lists of one length: {', '.join(names)}")
+    return columns
+
+
+def _optional_number(value: JsonValue, key: str) -> float | None:
+    found = value.optional(key)
+    return None if found is None else found.number()

@@ -1,0 +1,93 @@
+"""Carry out a study: one file per cell, nothing run twice, everything said in the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesify as bf
+from bayesify.data import imdb, loader
+from bayesify.recipes.measure_pruning import PruningOptions, error_by_samples
+from bayesify.recipes.reproduce import Reproduction, reproduce
+from bayesify.recipes.study import read_study, study_names
+from bayesify.report import write_report
+
+REVIEWS = ("a good film with good people", "a bad film with bad people", "so so", "not good")
+
+
+@pytest.fixture
+def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of few short reviews where the IMDB ones are looked for."""
+    for half in ("train", "test"):
+        for label in ("pos", "neg"):
+            folder = tmp_path / "data" / "aclImdb" / half / label
+            folder.mkdir(parents=True)
+            for number in range(12):
+                text = f"{REVIEWS[number % 4]} {label}"
+                (folder / f"{number}_{9 if label == 'pos' else 2}.txt").write_text(text)
+    monkeypatch.setattr(imdb, "NUM_PER_LABEL", 12)
+    monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path / "data"))
+    return tmp_path
+
+
+def how(folder: Path, **options: object) -> Reproduction:
+    return Reproduction(folder / "results", folder / "runs", is_quick=True, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_every_published_study_runs_in_its_quick_form_and_is_reported(
+    name: str, reviews: Path
+) -> None:
+    study = read_study(name)
+    paths = reproduce(study, how(reviews), "bayesify reproduce")
+    assert len(paths) == len(study.cells())
+    report = write_report(reviews / "results", reviews / "report.html")
+    assert report.num_cells == report.num_quick == len(paths)
+    for path in paths:
+        result = json.loads(path.read_text())
+        assert result["is_quick"]
+        assert result["provenance"]["wall_seconds"] > 0
+        assert {"commit", "hardware", "torch", "command"} <= result["provenance"].keys()
+        for pruning in result["measured"].get("prunings", []):
+            assert pruning["loads_identical"]
+            assert 0 <= pruning["removed"] <= 1
+
+
+def test_a_result_is_left_alone_and_overwritten_on_demand(tmp_path: Path) -> None:
+    study = read_study("vmlp/regression")
+    options = {"cells": ("dense-elbo",)}
+    told: list[str] = []
+    (path,) = reproduce(study, how(tmp_path, **options), "x", lambda _, state: told.append(state))
+    before = path.read_bytes()
+    reproduce(study, how(tmp_path, **options), "x", lambda _, state: told.append(state))
+    assert told == ["begins", "done", "there"]
+    assert path.read_bytes() == before
+    reproduce(study, how(tmp_path, overwrite=True, **options), "y")
+    again = json.loads(path.read_text())
+    assert again["provenance"]["command"] == "y"
+    assert again["measured"] == json.loads(before)["measured"]
+
+
+def test_an_unknown_cell_is_named_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="dense-elbo"):
+        reproduce(read_study("vmlp/regression"), how(tmp_path, cells=("dense-elb",)), "x")
+    assert not (tmp_path / "results").exists()
+
+
+def test_error_falls_as_samples_are_averaged() -> None:
+    torch.manual_seed(0)
+    data = bf.load_dataset("digits")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model = bf.convert(net, bf.MeanField())
+    bf.fit(model, loader(data.train, 256, True), epochs=8, learning_rate=0.01, progress=False)
+    model[1].weight_posterior.rho.data.fill_(-0.5)  # so much noise that one draw is a bad guess
+    curve = error_by_samples(model, data.test, PruningOptions(num_samples=60, repeats=4))
+    assert curve["num_samples"] == list(range(1, 61))
+    assert curve["mean"][0] > curve["mean"][-1] + 0.05
+    assert max(curve["std"]) > 0
+    found = bf.evaluate(model, loader(data.test, 64), num_samples=60, progress=False)
+    accuracy = found["accuracy"]
+    spread = max(curve["std"]) + (accuracy * (1 - accuracy) / len(data.test)) ** 0.5
+    assert abs(curve["mean"][-1] - (1 - accuracy)) < 4 * spread

@@ -1,0 +1,102 @@
+"""Begin from a plain network: trained first, or loaded from a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bayesify as bf
+from bayesify.recipes import RunFolder, make_recipe, run_recipe
+from bayesify.recipes.warm_start import with_weights
+
+TABLES = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "data": {"name": "two_moons", "batch_size": 10, "validation": 0},
+    "method": {"name": "variational_dropout", "initial_std": 0.01},
+    "fit": {"epochs": 2, "beta": "linear", "learning_rate": 1e-4, "progress": False},
+    "warm_start": {"epochs": 30, "learning_rate": 0.02, "progress": False},
+}
+
+
+def accuracy(model: torch.nn.Module) -> float:
+    data = bf.load_dataset("two_moons")
+    with bf.mean_weights(model):
+        found = model(data.test.inputs).argmax(1)
+    return float((found == data.test.targets).float().mean())
+
+
+def test_the_posterior_begins_on_the_trained_network(tmp_path: Path) -> None:
+    parts, history = run_recipe(make_recipe(TABLES), RunFolder(tmp_path / "run"))
+    assert len(history.rows) == 2
+    assert accuracy(parts.model) > 0.85
+    plain = bf.revert(
+        bf.load(tmp_path / "run/warm_start/model.safetensors", bf.revert(parts.model))
+    )
+    trained = plain.layers.hidden_1.weight
+    moved = parts.model.layers.hidden_1.weight_posterior.mean - trained
+    assert moved.abs().max() < 0.01
+    cold, _ = run_recipe(make_recipe(TABLES | {"warm_start": {}}), RunFolder(tmp_path / "cold"))
+    assert accuracy(cold.model) < accuracy(parts.model) - 0.1
+
+
+def test_resume_takes_up_the_trained_network(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    first, _ = run_recipe(make_recipe(TABLES), run)
+    written = run.warm_start.model.stat().st_mtime_ns
+    again, _ = run_recipe(make_recipe(TABLES), run, resume=True)
+    assert run.warm_start.model.stat().st_mtime_ns == written
+    state = first.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in again.model.state_dict().items())
+    changed = make_recipe(TABLES | {"warm_start": {"epochs": 3, "progress": False}})
+    with pytest.raises(ValueError, match="another warm_start"):
+        run_recipe(changed, run, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["state.safetensors", "state.pt", "model.safetensors"])
+def test_weights_of_every_kind_of_file_are_taken(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    trained = bf.build_model("mlp", in_features=2, hidden=(16,), out_features=2)
+    path = tmp_path / kind
+    if kind == "state.pt":
+        torch.save({f"module.{key}": value for key, value in trained.state_dict().items()}, path)
+    elif kind == "state.safetensors":
+        save_file(trained.state_dict(), path)
+    else:
+        bf.save(bf.convert(trained, bf.MeanField()), path)
+    tables = TABLES | {"warm_start": {"weights": str(path)}}
+    tables["fit"] = {"epochs": 1, "learning_rate": 1e-9, "progress": False}
+    parts, _ = run_recipe(make_recipe(tables), RunFolder(tmp_path / "run"))
+    mean = parts.model.layers.hidden_1.weight_posterior.mean
+    torch.testing.assert_close(mean, trained.layers.hidden_1.weight)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_file(bf.build_model("mlp", in_features=3, hidden=(16,), out_features=2).state_dict(), path)
+    network = bf.build_model("mlp", in_features=2, hidden=(16,), out_features=2)
+    with pytest.raises(ValueError, match=r"hidden_1.weight has shape \(16, 3\), expected"):
+        with_weights(network, path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        with_weights(network, tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize(
+    ("warm_start", "message"),
+    [
+        ({"learning_rate": 0.1}, "warm_start.epochs must be given"),
+        ({"epochs": 2, "weights": "a.pt"}, "got both"),
+        ({"epochs": 2, "lerning_rate": 0.1}, "learning_rate"),
+        ({"epochs": 2, "optimizer": "adm"}, "adam"),
+        ({"weights": 3}, "must be a path"),
+    ],
+)
+def test_a_slip_in_the_table_is_named(warm_start: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError), match=message):
+        make_recipe(TABLES | {"warm_start": warm_start})
+
+
+def test_a_recipe_with_a_warm_start_reads_back_equal() -> None:
+    recipe = make_recipe(TABLES)
+    assert make_recipe(recipe.to_dict()).to_dict() == recipe.to_dict()
+    assert "[warm_start]" in recipe.to_toml()

@@ -1,0 +1,78 @@
+"""What was measured is read whole, or refused with the place of the fault."""
+
+import copy
+
+import pytest
+
+from bayesify.report.json_value import JsonValue, ResultError
+from bayesify.report.measurements import OtherMeasurement, read_measurement
+
+
+def read(kind, measured):
+    return read_measurement(kind, JsonValue("cell.json", measured, "measured"))
+
+
+def test_pruning_is_read(cell):
+    found = read("pruning", cell()["measured"])
+    (pruning,) = found.prunings
+    assert (pruning.by, pruning.threshold, pruning.removed) == ("snr", 0.83, 0.971)
+    assert list(pruning.sparsity) == ["first", "second", "last"]
+    assert pruning.random["accuracy"] == 0.1009
+    assert found.error_by_samples.num_samples == (1.0, 10.0)
+    assert found.reliability.confidence == (None, 0.5, 0.95)
+
+
+def test_what_may_be_absent_may_be_absent(cell):
+    measured = cell()["measured"]
+    del measured["error_by_samples"], measured["reliability"]
+    for key in ("random", "shape_after", "file_ratio", "threshold"):
+        del measured["prunings"][0][key]
+    found = read("pruning", measured)
+    assert found.error_by_samples is None
+    assert found.reliability is None
+    (pruning,) = found.prunings
+    absent = (pruning.random, pruning.shape_after, pruning.file_ratio, pruning.threshold)
+    assert absent == (None,) * 4
+
+
+def test_regression_and_speed_are_read(cell):
+    found = read("regression", cell("regression")["measured"])
+    assert found.bands.epistemic_std == (0.1, 0.05, 0.2)
+    assert (found.train_x, found.train_y) == ((0.1, 0.9), (0.2, 0.8))
+    first, second = read("speed", cell("speed")["measured"]).rows
+    assert (first.median_us, first.paper_ratio) == (101.6, 8.28)
+    assert (second.ratio, second.paper_us) == (None, None)
+
+
+def test_a_kind_that_is_not_known_is_read_as_scalars():
+    assert read("gap", {"a": {"b": 1}}) == OtherMeasurement({"a.b": 1})
+    with pytest.raises(ResultError, match=r"measured must be an object, got \[1\]"):
+        read("gap", [1])
+
+
+def damaged(content, *place, value):
+    content = copy.deepcopy(content)
+    at = content
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "message"),
+    [
+        ("pruning", ["prunings", 0, "removed"], "all", r"prunings\[0\]\.removed must be a number"),
+        ("pruning", ["not_pruned", "nll"], [], r"not_pruned\.nll must be a number"),
+        ("pruning", ["error_by_samples", "std"], [0.1], "one length: num_samples, mean, std"),
+        ("pruning", ["reliability", "count"], [1], "one length: confidence, accuracy and count"),
+        ("pruning", ["reliability", "count"], [1, 1, 1], "not empty; bin 0"),
+        ("regression", ["bands", "std"], [0.1], "one length: x, mean, std, epistemic_std, truth"),
+        ("regression", ["train", "y"], [], "one length: x, y"),
+        ("speed", ["rows", 1, "median_us"], "fast", r"rows\[1\]\.median_us must be a number"),
+    ],
+)
+def test_damage_is_refused_with_its_place(cell, kind, place, value, message):
+    measured = damaged(cell(kind)["measured"], *place, value=value)
+    with pytest.raises(ResultError, match=f"cell.json is damaged.*{message}"):
+        read(kind, measured)
