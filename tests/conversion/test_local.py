@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from bayesify.conversion import convert, mean_weights
+from bayesify.conversion import convert, local, mean_weights
 from bayesify.conversion.local import functional_form
 from bayesify.conversion.posterior import posteriors
 from bayesify.conversion.scope import forward_by
@@ -299,3 +299,21 @@ def test_layers_that_are_not_linear_in_one_weight_have_no_form():
     assert functional_form(nn.Bilinear) is None
     assert functional_form(nn.EmbeddingBag) is None
     assert functional_form(nn.LSTM) is None
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_tokens", "conv1d_reflect", "conv2d", "conv3d"])
+def test_a_shared_scale_needs_no_second_product_and_changes_nothing(name, monkeypatch):
+    make, shape = LAYERS[name]
+    model = convert(make().double(), MeanField(how="local", scale="out", initial_std=0.3))
+    x = torch.randn(shape, dtype=torch.float64)
+    found = []
+    for shortcut in (True, False):
+        if not shortcut:
+            monkeypatch.setattr(local, "_shared_variance", lambda *_: None)
+        model.zero_grad()
+        torch.manual_seed(3)
+        output = model(x)
+        output.square().sum().backward()
+        found.append((output.detach(), *(entry.grad.clone() for entry in model.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

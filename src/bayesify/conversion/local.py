@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.conversion.local_linear import can_be_one_step, local_linear
+from bayesify.conversion.local_linear import can_be_one_step, local_linear, product
 from bayesify.conversion.posterior import Posterior
 from bayesify.registry import TypeRegistry
 
@@ -99,6 +99,8 @@ def local_forward(
 ) -> Tensor:
     """Return form(x, W, b) + sqrt(form(x², Var W, Var b)) · noise."""
     is_random = isinstance(bias, Posterior)
+    if not is_random and (shared := _shared_variance(form, layer, weight)) is not None:
+        return _with_shared_variance(form, layer, weight, bias, inputs, shared)
     weight_mean, spread = weight.dense_moments()
     bias_mean, bias_spread = bias.dense_moments() if is_random else (bias, None)
     if form is _linear and can_be_one_step(inputs, weight_mean, bias_mean, spread, bias_spread):
@@ -117,6 +119,43 @@ def local_forward(
         variance = form(layer, squares, spread, bias_spread, *args, **kwargs)
     std = variance.to(_noise_type(mean)).clamp_min(_LEAST_VARIANCE).sqrt()
     return mean + (std * torch.randn_like(std)).to(mean.dtype)
+
+
+def _shared_variance(form: FunctionalForm, layer: nn.Module, weight: Posterior) -> Tensor | None:
+    """Return the variance that all weights of an output unit share, shaped as its outputs are."""
+    is_grouped = getattr(layer, "groups", 1) != 1
+    if not weight.is_tied_scale or is_grouped or form not in (_linear, _convolution):
+        return None
+    variance = weight.family.variance(weight.random_parameters())
+    if variance.shape != (weight.shape[0], *[1] * (len(weight.shape) - 1)):
+        return None  # multiplicative noise: a shared rate is no shared variance
+    return variance[:, 0]
+
+
+def _with_shared_variance(
+    form: FunctionalForm,
+    layer: nn.Module,
+    weight: Posterior,
+    bias: Tensor | None,
+    inputs: Tensor,
+    shared: Tensor,
+) -> Tensor:
+    """Return the layer's noisy output with one sum of squares in place of a second product."""
+    weight_mean, std = weight.dense_mean(), shared.clamp_min(_LEAST_VARIANCE).sqrt()
+    if form is _linear:
+        is_plain = can_be_one_step(inputs, weight_mean, bias)
+        mean = (product if is_plain else F.linear)(inputs, weight_mean, bias)
+        kind = _noise_type(mean)
+        norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True, dtype=kind)
+    else:
+        mean = form(layer, inputs, weight_mean, bias)
+        kind = _noise_type(mean)
+        with torch.autocast(mean.device.type, enabled=False):
+            squares = inputs.to(kind).square()
+            sums = form(layer, squares, squares.new_ones(1, *weight.shape[1:]), None)
+            norm = sums.clamp_min(_LEAST_VARIANCE).sqrt()
+    noise = torch.randn(mean.shape, dtype=kind, device=mean.device)
+    return mean + (noise * norm * std.to(kind)).to(mean.dtype)
 
 
 def _square(inputs: Tensor, dtype: torch.dtype) -> Tensor:

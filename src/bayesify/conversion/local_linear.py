@@ -59,12 +59,13 @@ def _forward(
     noise: Tensor,
     least: float,
 ) -> tuple[Tensor, Tensor]:
-    mean = _product(inputs, weight, bias)
-    std = _product(inputs.square(), variance, bias_variance).add_(least).sqrt_()
+    mean = product(inputs, weight, bias)
+    std = product(inputs.square(), variance, bias_variance).add_(least).sqrt_()
     return torch.addcmul(mean, std, noise, out=torch.empty_like(noise)), std
 
 
-def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x Wᵀ + b for rows x, in the faster order."""
     if len(inputs) < _FEWEST_ROWS:
         return torch.nn.functional.linear(inputs, weight, bias)
     if bias is None:

@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion.kl import whole
 from bayesify.conversion.posterior import Posterior
 
 
@@ -23,6 +24,13 @@ def signal_to_noise(posterior: Posterior) -> Tensor:
         mean = existing(posterior, posterior.dense_mean()).to(torch.float32).abs()
         std = existing(posterior, posterior.dense_variance()).sqrt().to(torch.float32)
         return torch.where(mean == 0, torch.zeros_like(mean), mean / std)
+
+
+def num_above(posterior: Posterior, ratio: float) -> int:
+    """Return how many entries have a |mean| / std above this ratio, sharded tensors included."""
+    with torch.no_grad():
+        mean, variance = posterior.dense_moments()
+        return int(whole((mean.abs() > ratio * variance.sqrt()).sum()))
 
 
 def existing(posterior: Posterior, dense: Tensor) -> Tensor:

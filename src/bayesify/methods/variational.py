@@ -11,9 +11,8 @@ from typing import ClassVar, Literal, cast
 from torch import nn
 
 from bayesify.conversion.convert import apply_plan_
-from bayesify.conversion.kl import whole
 from bayesify.conversion.method import Method
-from bayesify.conversion.narrow import signal_to_noise
+from bayesify.conversion.narrow import num_above
 from bayesify.conversion.plan import Choices, Plan, Scale, make_plan
 from bayesify.conversion.posterior import How
 from bayesify.conversion.scope import forward_by
@@ -70,8 +69,7 @@ class Variational(Method):
     def watch(self, model: nn.Module) -> dict[str, float]:
         """Return the share of weights that are mostly noise or gone: of all, and of each site."""
         sites = named_posteriors(model)
-        heard = {path: signal_to_noise(site) > self.pruning_ratio for path, site in sites.items()}
-        live = {path: float(whole(entry.sum())) for path, entry in heard.items()}
+        live = {path: num_above(site, self.pruning_ratio) for path, site in sites.items()}
         total = {path: site.shape.numel() for path, site in sites.items()}
         shares = {f"sparsity/{path}": 1.0 - live[path] / total[path] for path in sites}
         return {"sparsity": 1.0 - sum(live.values()) / sum(total.values()), **shares}
