@@ -6,12 +6,13 @@ import pytest
 
 from bayesify.report.curves import Line, energy_figure
 from bayesify.report.illustrations import (
-    _history_lines,
     embedded,
+    history_lines,
     log_uniform_illustration,
     pooled,
     study_illustrations,
 )
+from bayesify.report.looks import Looks
 from bayesify.report.measurements import ReliabilityBins
 
 
@@ -63,26 +64,35 @@ def test_curves_of_seeds_are_averaged_where_all_are_known(folder):
     folder.write(seed=0, history=first)
     folder.write(seed=1, history=[{"epoch": 2, "energy": 8.0}, {"epoch": 1, "energy": 10.0}])
     study = folder.study()
-    (line,) = _history_lines(study, study.groups, "energy")
+    (line,) = history_lines(Looks(study), study.groups, "energy")
     assert (line.x, line.mean) == ([1.0, 2.0], [10.0, 7.0])
     assert line.std == [0.0, pytest.approx(2**0.5)]
 
 
-def test_layers_have_a_colour_and_starts_a_style(folder):
-    for start in ("bayesian", "frequentist"):
+def test_cells_of_one_kl_stand_together_in_words_and_figures(folder):
+    for kl, energy in (("elbo", 500.0), ("weak", 1.0)):
         for layer in ("additive", "dense"):
-            folder.write(cell=f"{start}-{layer}", labels={"start": start, "layer": layer})
-    study = folder.study()
-    looks = {
-        line.name: (line.colour, line.style)
-        for line in _history_lines(study, study.groups, "energy")
-    }
-    assert looks == {
-        "bayesian, additive": (0, 0),
-        "bayesian, dense": (1, 0),
-        "frequentist, additive": (0, 1),
-        "frequentist, dense": (1, 1),
-    }
+            history = [{"epoch": 1, "energy": 2 * energy}, {"epoch": 2, "energy": energy}]
+            labels = {"layer": layer, "kl": kl}
+            folder.write(cell=f"{layer}-{kl}", labels=labels, history=history)
+    energy, error, reliability = study_illustrations(folder.study())
+    assert energy.alternative == (
+        "Energy against the epoch. kl: elbo, additive ends at 500; kl: elbo, dense ends at 500; "
+        "kl: weak, additive ends at 1; kl: weak, dense ends at 1."
+    )
+    assert energy.caption == "Energy during training; vertical axes differ."
+    assert error.caption.endswith("deviation over repeats.")
+    assert "kl: weak, dense: ECE 2.00 %" in reliability.alternative
+    assert "fewer than 10 and are not joined" in reliability.caption
+    assert energy.is_wide
+    assert error.is_wide
+
+
+def test_the_error_of_calibration_is_that_of_the_scores_where_bins_have_none(folder, cell):
+    measured = cell()["measured"]
+    del measured["reliability"]["ece"]
+    folder.write(measured=measured)
+    assert study_illustrations(folder.study())[-1].alternative.endswith("ECE 1.23 %.")
 
 
 def test_bins_of_seeds_are_pooled_by_what_they_hold():
@@ -97,7 +107,9 @@ def test_bins_of_seeds_are_pooled_by_what_they_hold():
 
 
 def test_a_figure_is_an_image_of_its_own_and_the_same_each_time():
-    first, second = (embedded(energy_figure([Line("x", [1, 2], [2.0, 1.0])])) for _ in range(2))
+    first, second = (
+        embedded(energy_figure({"": [Line("x", [1, 2], [2.0, 1.0])]})) for _ in range(2)
+    )
     assert first == second
     kind, _, content = first.partition(",")
     assert kind == "data:image/svg+xml;base64"

@@ -33,6 +33,19 @@ def test_what_may_be_absent_may_be_absent(cell):
     (pruning,) = found.prunings
     absent = (pruning.random, pruning.shape_after, pruning.file_ratio, pruning.threshold)
     assert absent == (None,) * 4
+    assert (pruning.keep, pruning.shrunk, pruning.loads_identical) == (None,) * 3
+    assert found.plain is None
+
+
+def test_what_may_be_there_is_read(cell):
+    measured = {**cell()["measured"], "plain": {"accuracy": 0.98}}
+    more = {"keep": 0.05, "scores_after_shrinking": {"accuracy": 0.97}, "loads_identical": False}
+    measured["prunings"][0] |= {**more, "dense_bytes": 10, "file_bytes": 1}
+    found = read("pruning", measured)
+    assert found.plain == {"accuracy": 0.98}
+    (pruning,) = found.prunings
+    assert (pruning.keep, pruning.shrunk) == (0.05, {"accuracy": 0.97})
+    assert pruning.loads_identical is False
 
 
 def test_regression_and_speed_are_read(cell):
@@ -42,6 +55,7 @@ def test_regression_and_speed_are_read(cell):
     first, second = read("speed", cell("speed")["measured"]).rows
     assert (first.median_us, first.paper_ratio) == (101.6, 8.28)
     assert (second.ratio, second.paper_us) == (None, None)
+    assert (second.how, second.timed, second.optimizer) == ("", "", "")
 
 
 def test_a_kind_that_is_not_known_is_read_as_scalars():

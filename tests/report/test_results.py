@@ -63,6 +63,50 @@ def test_studies_and_protocols_are_grouped(folder):
     }
 
 
+def test_cells_of_one_last_label_stand_together_then_starts_then_layers(folder):
+    for start in ("frequentist", "bayesian"):
+        for layer in ("dense", "additive"):
+            for kl in ("weak", "elbo"):
+                labels = {"start": start, "layer": layer, "kl": kl}
+                folder.write(cell="-".join(labels.values()), labels=labels)
+    assert [group.name for group in folder.study().groups] == [
+        f"{start}-{layer}-{kl}"
+        for kl in ("elbo", "weak")
+        for start in ("bayesian", "frequentist")
+        for layer in ("additive", "dense")
+    ]
+
+
+def test_numbers_among_labels_are_sorted_by_size(folder):
+    for reviews in (50000, 1000, 5000):
+        folder.write(cell=str(reviews), labels={"reviews": reviews, "layer": "dense"})
+    assert [group.name for group in folder.study().groups] == ["1000", "5000", "50000"]
+
+
+def benchmark(**changes):
+    row = {"table": "3.1", "layer": "dense", "mode": "eager", "median_us": 1.5}
+    return {"study": "vmlp/layers", "provenance": {"torch": "2"}, "rows": [row], **changes}
+
+
+def test_a_benchmark_is_a_study_of_speed_with_one_cell(folder):
+    path = folder.path / "layers.json"
+    path.write_text(json.dumps(benchmark()), encoding="utf-8")
+    study = folder.study()
+    assert (study.name, study.kind, study.title) == ("vmlp/layers", "speed", "Speed of layers")
+    (cell,) = study.cells
+    assert (cell.name, cell.provenance, cell.is_quick) == ("layers", {"torch": "2"}, False)
+    assert cell.measured.rows[0].median_us == 1.5
+    path.write_text(json.dumps(benchmark(title="Cost of a layer")), encoding="utf-8")
+    assert folder.study().title == "Cost of a layer"
+
+
+def test_a_damaged_benchmark_is_named_with_its_place(folder):
+    content = benchmark(rows=[{"table": "3.1"}])
+    (folder.path / "layers.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ResultError, match=r"layers\.json is damaged: rows\[0\]\.layer is missing"):
+        read_results(folder.path)
+
+
 def test_a_cell_without_labels_is_called_by_its_name(folder):
     folder.write(labels={})
     (group,) = folder.study().groups

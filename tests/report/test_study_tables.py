@@ -63,3 +63,32 @@ def test_times_are_averaged_over_seeds_but_the_paper_is_not(folder, cell):
     row = speed_table(study, study.groups[0]).bodies[0].rows[0]
     assert (row[2].text, row[2].spread) == ("110", "± 14")
     assert (row[3].text, row[3].spread) == ("313", "")
+
+
+def test_choices_of_a_benchmark_have_columns_and_the_papers_ratio_is_found(folder):
+    rows = [
+        {"table": "3.1", "layer": "nn.Linear", "how": "", "pass": "training", "paper_us": 40.0},
+        {"table": "3.1", "layer": "dense", "how": "local", "pass": "training", "paper_us": 320.0},
+        {"table": "step", "layer": "dense", "how": "local", "pass": "step", "optimizer": "adam"},
+    ]
+    rows = [
+        {"mode": "eager", "optimizer": None, "median_us": 10.0, "ratio": 2.0} | row for row in rows
+    ]
+    folder.write("speed", measured={"rows": rows})
+    study = folder.study()
+    table = speed_table(study, study.groups[0])
+    names = ["layer", "how", "mode", "timed", "optimizer"]
+    assert [column.title for column in table.columns] == [*names, *("here", "paper") * 2]
+    assert [body.title for body in table.bodies] == ["table 3.1", "step"]
+    dash = "\N{EN DASH}"
+    assert texts(table) == [
+        ["nn.Linear", dash, "eager", "training", dash, "10.0", "40.0", "2.00", "1.00"],
+        ["dense", "local", "eager", "training", dash, "10.0", "320", "2.00", "8.00"],
+        ["dense", "local", "eager", "step", "adam", "10.0", dash, "2.00", dash],
+    ]
+
+
+def test_a_benchmark_without_rows_is_an_empty_table(folder):
+    folder.write("speed", measured={"rows": []})
+    study = folder.study()
+    assert texts(speed_table(study, study.groups[0])) == []

@@ -1,7 +1,8 @@
 """Figures of studies: how training went, and what came of it.
 
 Every function takes numbers and returns a matplotlib `Figure` of its own; nothing is shown, and no
-global state of matplotlib is touched. Figures are small enough to stand side by side on a page.
+global state of matplotlib is touched. A figure of one panel is narrow enough to stand beside
+another on a page.
 """
 
 from __future__ import annotations
@@ -9,23 +10,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from bayesify.distributions import log_uniform_kl
 from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
 from bayesify.report.measurements import RegressionMeasurement, ReliabilityBins
+from bayesify.report.panels import (
+    COLOURS,
+    FAINT,
+    INK,
+    STYLES,
+    Rows,
+    handles_of,
+    legend_below,
+    one_panel,
+    panels,
+    plain,
+    share_heights,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT, GRID = "#22262b", "#6b7280", "#e6e8eb"
-COLOURS = ("#2f6db5", "#c4472f", "#3d8b5f", "#8a5bb0", "#b27f0d", "#4d5662")
-STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-_WIDTH, _HEIGHT = 5.2, 3.5
+_HEIGHT = 3.3
 _LARGEST_SPAN = 30.0
+_MOST_MARKERS = 12
+_LOW_SPARSITY = 0.25
+FEWEST_IN_BIN = 10
+"""A bin of a reliability diagram that holds fewer predictions says nothing by itself."""
 
 
 @dataclass(frozen=True)
@@ -49,52 +64,84 @@ class Line:
     style: int = 0
 
 
-def energy_figure(lines: Sequence[Line]) -> Figure:
+Curves = Mapping[str, Sequence[Line]]
+"""Curves by the name that stands above their panel; it may be empty."""
+
+
+def energy_figure(curves: Curves) -> Figure:
     """Draw the energy of training against the epoch; on a logarithmic axis if it spans a lot."""
-    figure, axes = _one_panel()
-    _draw_lines(axes, lines)
-    if _spans_a_lot(lines):
-        axes.set_yscale("log")
-    _epochs(axes)
-    axes.set_ylabel("energy")
-    _legend_below(figure, axes)
+    figure, places = panels({"": curves}, _HEIGHT)
+    for place in places:
+        _draw_lines(place.axes, place.content)
+        if _spans_a_lot(place.content):
+            place.axes.set_yscale("log")
+        place.axes.set_ylabel("energy" if place.is_leftmost else "")
+    every = [place.axes for place in places]
+    _share_epochs(every)
+    share_heights(every)
+    _legend(figure, every, list(curves.values()))
     return figure
 
 
-def sparsity_figure(panels: Mapping[str, Sequence[Line]]) -> Figure:
+def sparsity_figure(rows: Rows[Sequence[Line]]) -> Figure:
     """Draw sparsity against the epoch, one panel each for the whole network and its layers.
 
     Args:
-        panels: Curves of fractions by the name that stands above the panel.
+        rows: Curves of fractions by the name that stands above the panel, in rows by the name
+            that stands above the row; it may be empty.
     """
-    figure, grid = _panels(len(panels), height=2.7)
-    for axes, (name, lines) in zip(grid, panels.items(), strict=True):
-        _draw_lines(axes, lines, scale=100.0)
-        _epochs(axes)
-        axes.set_ylim(-2, 102)
-        _title(axes, name)
-    grid[0].set_ylabel("sparsity, %")
-    _legend_below(figure, grid[0])
+    figure, places = panels(rows, height=2.6)
+    for place in places:
+        _draw_lines(place.axes, place.content, scale=100.0)
+        row = [line for other in places if other.row == place.row for line in other.content]
+        highest = max((y for line in row for y in line.mean if math.isfinite(y)), default=1.0)
+        # All of the axis, unless a row would lie flat on its floor.
+        top = 100.0 if highest > _LOW_SPARSITY else 100.0 * highest or 1.0
+        place.axes.set_ylim(-0.02 * top, 1.02 * top)
+        place.axes.set_ylabel("sparsity, %" if place.is_leftmost else "")
+    every = [place.axes for place in places]
+    _share_epochs(every)
+    _legend(figure, every, [place.content for place in places])
     return figure
 
 
-def error_by_samples_figure(lines: Sequence[Line]) -> Figure:
+def error_by_samples_figure(curves: Curves) -> Figure:
     """Draw the test error against the number of weight samples, with a band of one std."""
-    figure, axes = _one_panel()
-    _draw_lines(axes, lines, scale=100.0, marker="o")
-    ticks = sorted({x for line in lines for x in line.x})
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="weight samples per prediction", ylabel="test error, %")
-    _legend_below(figure, axes)
+    from matplotlib.ticker import NullLocator
+
+    figure, places = panels({"": curves}, _HEIGHT)
+    x = sorted({x for lines in curves.values() for line in lines for x in line.x})
+    ticks = sample_ticks(x)
+    for place in places:
+        axes = place.axes
+        _draw_lines(axes, place.content, scale=100.0, most_markers=_MOST_MARKERS)
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("weight samples per prediction")
+        axes.set_ylabel("test error, %" if place.is_leftmost else "")
+    every = [place.axes for place in places]
+    _share_widths(every)
+    share_heights(every)
+    _legend(figure, every, list(curves.values()))
     return figure
+
+
+def sample_ticks(x: Sequence[float]) -> list[float]:
+    """Return few ticks for a logarithmic axis of counts: 1, 2, 5, 10, ... as far as `x` goes."""
+    if not x or min(x) <= 0:
+        return []
+    low, high = min(x), max(x)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    inside = [step for step in steps if low <= step <= high]
+    return inside if len(inside) > 1 else sorted({low, high})
 
 
 def regression_figure(measured: RegressionMeasurement) -> Figure:
     """Draw a regression with bands of two std, total and epistemic, and its training points."""
     bands = measured.bands
-    figure, axes = _one_panel()
+    figure, axes = one_panel(_HEIGHT)
     for std, colour, alpha, name in (
         (bands.std, COLOURS[0], 0.18, "± 2 std, total"),
         (bands.epistemic_std, COLOURS[1], 0.25, "± 2 std, epistemic"),
@@ -108,36 +155,52 @@ def regression_figure(measured: RegressionMeasurement) -> Figure:
         measured.train_x, measured.train_y, s=14, color=INK, lw=0, zorder=4, label="training points"
     )
     axes.set(xlabel="x", ylabel="y", ylim=_around([*bands.truth, *measured.train_y]))
-    _legend_below(figure, axes)
+    legend_below(figure, handles_of([axes]))
     return figure
 
 
-def reliability_panels_figure(panels: Mapping[str, ReliabilityBins]) -> Figure:
+def reliability_panels_figure(rows: Rows[ReliabilityBins]) -> Figure:
     """Draw how often predictions are right against how sure they are, one panel per network.
 
-    The area of a dot grows with the root of the number of predictions in its bin.
+    The area of a dot grows with the root of the number of predictions in its bin. Dots of bins
+    with fewer than `FEWEST_IN_BIN` are faint and not joined to others.
     """
-    figure, grid = _panels(len(panels), height=2.6)
-    for index, (axes, (name, bins)) in enumerate(zip(grid, panels.items(), strict=True)):
+    figure, places = panels(rows, height=2.8)
+    for place in places:
+        axes, bins = place.axes, place.content
         axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls=STYLES[1])
-        filled = [
-            (sure, right, count)
-            for sure, right, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
-            if sure is not None and right is not None and count > 0
-        ]
-        if filled:
-            confidence, accuracy, count = zip(*filled, strict=True)
-            areas = [10 + 90 * math.sqrt(each / max(count)) for each in count]
-            axes.plot(confidence, accuracy, color=COLOURS[0], lw=1.4)
-            axes.scatter(
-                confidence, accuracy, s=areas, color=COLOURS[0], ec="white", lw=0.7, zorder=3
-            )
-        error = "" if bins.ece is None else f"\nECE {100 * bins.ece:.2f} %"
+        _draw_bins(axes, bins)
         axes.set(xlim=(-0.03, 1.06), ylim=(-0.03, 1.08), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         axes.set_xlabel("confidence")
-        axes.set_ylabel("accuracy" if index % _columns(len(panels)) == 0 else "")
-        _title(axes, f"{name}{error}")
+        axes.set_ylabel("accuracy" if place.is_leftmost else "")
+        if bins.ece is not None:
+            words = f"ECE {100 * bins.ece:.2f} %"
+            axes.text(0.97, 0.08, words, transform=axes.transAxes, size=9, color=INK, ha="right")
     return figure
+
+
+def _draw_bins(axes: Axes, bins: ReliabilityBins) -> None:
+    filled = [
+        (sure, right, count)
+        for sure, right, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
+        if sure is not None and right is not None and count > 0
+    ]
+    most = max((count for _, _, count in filled), default=1)
+    many = [each for each in filled if each[2] >= FEWEST_IN_BIN]
+    few = [each for each in filled if each[2] < FEWEST_IN_BIN]
+    axes.plot([x for x, _, _ in many], [y for _, y, _ in many], color=COLOURS[0], lw=1.4)
+    for some, alpha in ((many, 1.0), (few, 0.3)):
+        areas = [10 + 90 * math.sqrt(count / most) for _, _, count in some]
+        axes.scatter(
+            [x for x, _, _ in some],
+            [y for _, y, _ in some],
+            s=areas,
+            color=COLOURS[0],
+            alpha=alpha,
+            ec="white",
+            lw=0.7,
+            zorder=3,
+        )
 
 
 def log_uniform_kl_figure() -> Figure:
@@ -149,7 +212,8 @@ def log_uniform_kl_figure() -> Figure:
     exact = log_uniform_kl(torch.ones_like(log_alpha), 0.5 * log_alpha)
     inside, beyond = log_alpha <= 0, log_alpha >= 0
     molchanov, kingma = molchanov_fit(log_alpha), kingma_fit(log_alpha)
-    figure, (values, errors) = _panels(2, height=3.3)
+    figure, places = panels({"": {"": None, " ": None}}, _HEIGHT)
+    values, errors = (place.axes for place in places)
     values.plot(log_alpha, exact, color=INK, lw=3.2, alpha=0.35, label="exact")
     errors.axhline(0, color=INK, lw=3.2, alpha=0.35)
     for axes, offset in ((values, torch.zeros_like(exact)), (errors, exact)):
@@ -164,12 +228,12 @@ def log_uniform_kl_figure() -> Figure:
         axes.set_xlabel("log alpha")
     values.set(ylim=(-1.5, 5), ylabel="KL, nats")
     errors.set(ylim=(-0.06, 0.06), ylabel="fit minus exact, nats")
-    _legend_below(figure, values)
+    legend_below(figure, handles_of([values]))
     return figure
 
 
 def _draw_lines(
-    axes: Axes, lines: Sequence[Line], scale: float = 1.0, marker: str | None = None
+    axes: Axes, lines: Sequence[Line], scale: float = 1.0, most_markers: int = 1
 ) -> None:
     for line in lines:
         colour = COLOURS[line.colour % len(COLOURS)]
@@ -181,21 +245,41 @@ def _draw_lines(
             ls=STYLES[line.style % len(STYLES)],
             lw=1.6,
             # A single epoch has no line to draw.
-            marker="o" if len(line.x) == 1 else marker,
+            marker="o" if len(line.x) <= most_markers else None,
             ms=3.5,
-            label=_plain(line.name),
+            label=plain(line.name),
         )
         if line.std is not None:
             low = [value - scale * std for value, std in zip(mean, line.std, strict=True)]
             high = [value + scale * std for value, std in zip(mean, line.std, strict=True)]
-            axes.fill_between(list(line.x), low, high, color=colour, alpha=0.15, lw=0)
+            axes.fill_between(list(line.x), low, high, color=colour, alpha=0.1, lw=0)
 
 
-def _epochs(axes: Axes) -> None:
+def _share_epochs(every: Sequence[Axes]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for axes in every:
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    _share_widths(every)
+
+
+def _share_widths(every: Sequence[Axes]) -> None:
+    limits = [axes.get_xlim() for axes in every]
+    for axes in every:
+        axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _legend(figure: Figure, every: Sequence[Axes], curves: Sequence[Sequence[Line]]) -> None:
+    # A legend is filled column by column: each holds the styles of one colour.
+    lines = sorted((each for lines in curves for each in lines), key=_look)
+    handles = handles_of(every)
+    names = dict.fromkeys(plain(line.name) for line in lines if line.name)
+    legend_below(figure, {name: handles[name] for name in names})
+
+
+def _look(line: Line) -> tuple[int, int]:
+    return line.colour, line.style
 
 
 def _spans_a_lot(lines: Sequence[Line]) -> bool:
@@ -211,67 +295,3 @@ def _around(values: Sequence[float]) -> tuple[float, float] | None:
     low, high = min(finite), max(finite)
     margin = 0.5 * (high - low) or 1.0
     return low - margin, high + margin
-
-
-def _one_panel() -> tuple[Figure, Axes]:
-    figure, (axes,) = _panels(1, height=_HEIGHT)
-    return figure, axes
-
-
-def _panels(num: int, height: float) -> tuple[Figure, list[Any]]:
-    from matplotlib.figure import Figure
-
-    columns = _columns(num)
-    rows = math.ceil(num / columns)
-    width = _WIDTH if num == 1 else 2 * _WIDTH
-    figure = Figure(figsize=(width, height * rows), layout="constrained", facecolor="white")
-    grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for spare in grid[num:]:
-        spare.remove()
-    for axes in grid[:num]:
-        _calm(axes)
-    return figure, grid[:num]
-
-
-def _columns(num: int) -> int:
-    # Rows that are as full as they can be: six panels stand in two rows of three.
-    return math.ceil(num / math.ceil(num / 4))
-
-
-def _calm(axes: Axes) -> None:
-    spines: Any = axes.spines
-    for side in ("left", "right", "top", "bottom"):
-        spines[side].set_visible(side in ("left", "bottom"))
-        spines[side].set_color("#c9cdd3")
-    axes.tick_params(which="both", labelsize=9, colors=FAINT, length=0)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    axes.grid(color=GRID, lw=0.8)
-    axes.set_axisbelow(True)
-
-
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(_plain(text), size=10, color=INK, loc="left")
-
-
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    if not handles:
-        return
-    # In points: a letter of this size takes about five, the line before a name forty.
-    most = int(72 * figure.get_figwidth() / (5.0 * max(map(len, names)) + 40))
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=min(max(most, 1), len(names), 4),
-        frameon=False,
-        fontsize=9,
-        handlelength=2.4,
-    )
-
-
-def _plain(text: str) -> str:
-    # A dollar would begin a formula, and a leading underscore hides a name from the legend.
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text

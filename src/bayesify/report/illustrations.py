@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from bayesify.report.averages import average
+from bayesify.report.averages import average, percent
 from bayesify.report.curves import (
+    FEWEST_IN_BIN,
     Line,
     energy_figure,
     error_by_samples_figure,
@@ -19,6 +20,7 @@ from bayesify.report.curves import (
     reliability_panels_figure,
     sparsity_figure,
 )
+from bayesify.report.looks import Looks
 from bayesify.report.measurements import (
     PruningMeasurement,
     RegressionMeasurement,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SPARSITY = "sparsity"
+_WHOLE = "all layers"
 _MOST_SITES = 7
 _NARROW_INCHES = 6.0
 
@@ -54,12 +57,13 @@ class Illustration:
 def study_illustrations(study: Study) -> tuple[Illustration, ...]:
     """Return every figure that a study holds the numbers for."""
     found: list[Illustration] = []
+    looks = Looks(study)
     for protocol, groups in study.protocols.items():
         under = f" ({protocol})" if protocol else ""
-        found += _energy(study, groups, under)
-        found += _error_by_samples(study, groups, under)
-        found += _sparsity(study, groups, under)
-        found += _reliability(groups, under)
+        found += _energy(looks, groups, under)
+        found += _error_by_samples(looks, groups, under)
+        found += _sparsity(looks, groups, under)
+        found += _reliability(looks, groups, under)
     return (*found, *_regressions(study))
 
 
@@ -90,82 +94,109 @@ def _illustration(figure: Figure, caption: str, alternative: str) -> Illustratio
     return Illustration(embedded(figure), caption, alternative, is_wide)
 
 
-def _energy(study: Study, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
-    lines = _history_lines(study, groups, "energy")
-    if not lines:
+def _energy(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
+    curves = {
+        name: lines
+        for name, members in _by_panel(looks, groups).items()
+        if (lines := history_lines(looks, members, "energy"))
+    }
+    if not curves:
         return []
+    figure = energy_figure(curves)
     return [
         _illustration(
-            energy_figure(lines),
-            f"Energy during training{under}{_band_words(groups)}.",
-            f"Energy against the epoch. {_last_words(lines)}",
+            figure,
+            f"Energy during training{under}{_band_words(groups)}{_axis_words(figure)}.",
+            f"Energy against the epoch. {_last_words(curves)}",
         )
     ]
 
 
-def _sparsity(study: Study, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
-    keys = {_SPARSITY: "all layers"}
+def _sparsity(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
+    keys = {_SPARSITY: _WHOLE}
     keys |= {key: key.removeprefix(f"{_SPARSITY}/") for key in _site_keys(groups)}
-    panels = {name: _history_lines(study, groups, key) for key, name in keys.items()}
-    panels = {name: lines for name, lines in panels.items() if lines}
-    if not panels:
+    rows = {}
+    for name, members in _by_panel(looks, groups).items():
+        curves = {title: history_lines(looks, members, key) for key, title in keys.items()}
+        curves = {title: lines for title, lines in curves.items() if lines}
+        if curves:
+            rows[name] = curves
+    if not rows:
         return []
-    words = _last_words(next(iter(panels.values())), scale=100.0, unit=" %")
+    ends = {name: next(iter(curves.values())) for name, curves in rows.items()}
+    sites = dict.fromkeys(title for curves in rows.values() for title in curves)
+    figure = sparsity_figure(rows)
     return [
         _illustration(
-            sparsity_figure(panels),
-            f"Sparsity during training{under}{_band_words(groups)}.",
-            f"Sparsity against the epoch, in {', '.join(panels)}. {words}",
+            figure,
+            f"Sparsity during training{under}{_band_words(groups)}{_axis_words(figure)}.",
+            f"Sparsity against the epoch, in {', '.join(sites)}. "
+            f"{_last_words(ends, scale=100.0, unit=' %')}",
         )
     ]
 
 
-def _error_by_samples(study: Study, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
-    lines = []
-    for group in groups:
-        runs = [each.error_by_samples for each in _prunings(group) if each.error_by_samples]
-        means = [dict(zip(each.num_samples, each.mean, strict=True)) for each in runs]
-        # Errors of repeats add as variances do: the band is that of one seed, not of their mean.
-        variances = [
-            {x: std**2 for x, std in zip(each.num_samples, each.std, strict=True)} for each in runs
-        ]
-        mean, variance = _mean_curve(means), _mean_curve(variances)
-        if mean:
-            std = [math.sqrt(value) for value in variance.values()]
-            lines.append(_line(study, group, list(mean), list(mean.values()), std))
-    if not lines:
+def _error_by_samples(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
+    curves = {
+        name: lines
+        for name, members in _by_panel(looks, groups).items()
+        if (lines := [line for each in members if (line := _error_line(looks, each))])
+    }
+    if not curves:
         return []
+    figure = error_by_samples_figure(curves)
     return [
         _illustration(
-            error_by_samples_figure(lines),
+            figure,
             f"Test error against the number of weight samples{under}; the band is one standard "
-            "deviation over repeats.",
+            f"deviation over repeats{_axis_words(figure)}.",
             f"Test error against the number of samples. "
-            f"{_last_words(lines, scale=100.0, unit=' %')}",
+            f"{_last_words(curves, scale=100.0, unit=' %')}",
         )
     ]
 
 
-def _reliability(groups: Sequence[CellGroup], under: str) -> list[Illustration]:
-    panels = {}
+def _error_line(looks: Looks, group: CellGroup) -> Line | None:
+    runs = [each.error_by_samples for each in _prunings(group) if each.error_by_samples]
+    means = [dict(zip(each.num_samples, each.mean, strict=True)) for each in runs]
+    # Errors of repeats add as variances do: the band is that of one seed, not of their mean.
+    variances = [
+        {x: std**2 for x, std in zip(each.num_samples, each.std, strict=True)} for each in runs
+    ]
+    mean, variance = _mean_curve(means), _mean_curve(variances)
+    if not mean:
+        return None
+    return _line(looks, group, mean, [math.sqrt(value) for value in variance.values()])
+
+
+def _reliability(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
+    rows: dict[str, dict[str, ReliabilityBins]] = {}
     for group in groups:
-        bins = [each.reliability for each in _prunings(group) if each.reliability is not None]
+        bins = [
+            _with_error(each.reliability, each) for each in _prunings(group) if each.reliability
+        ]
         if bins:
-            panels[_unused(group.short_name, panels)] = pooled(bins)
-    if not panels:
+            rows.setdefault(looks.panel(group), {})[looks.name(group)] = pooled(bins)
+    if not rows:
         return []
     errors = [
-        name if bins.ece is None else f"{name}: ECE {100 * bins.ece:.2f} %"
+        f"{_after(row)}{name}" + ("" if bins.ece is None else f": ECE {percent(bins.ece).text} %")
+        for row, panels in rows.items()
         for name, bins in panels.items()
     ]
     return [
         _illustration(
-            reliability_panels_figure(panels),
+            reliability_panels_figure(rows),
             f"Reliability on test data{under}: how often predictions are right against how sure "
-            "they are. The diagonal is honest; larger dots hold more predictions.",
+            "they are. The diagonal is honest; larger dots hold more predictions. Faint dots hold "
+            f"fewer than {FEWEST_IN_BIN} and are not joined.",
             f"One panel per network. {'; '.join(errors)}.",
         )
     ]
+
+
+def _with_error(bins: ReliabilityBins, measured: PruningMeasurement) -> ReliabilityBins:
+    return replace(bins, ece=measured.not_pruned.get("ece")) if bins.ece is None else bins
 
 
 def _regressions(study: Study) -> list[Illustration]:
@@ -204,7 +235,8 @@ def pooled(bins: Sequence[ReliabilityBins]) -> ReliabilityBins:
     )
 
 
-def _history_lines(study: Study, groups: Sequence[CellGroup], key: str) -> list[Line]:
+def history_lines(looks: Looks, groups: Sequence[CellGroup], key: str) -> list[Line]:
+    """Return how a number went during training: a curve for each cell that has it."""
     lines = []
     for group in groups:
         runs = [curve for cell in group.cells if (curve := _history(cell, key))]
@@ -212,7 +244,7 @@ def _history_lines(study: Study, groups: Sequence[CellGroup], key: str) -> list[
         if mean:
             several = [average(run[x] for run in runs) for x in mean] if len(runs) > 1 else []
             std = [each.std or 0.0 for each in several if each is not None] or None
-            lines.append(_line(study, group, list(mean), list(mean.values()), std))
+            lines.append(_line(looks, group, mean, std))
     return lines
 
 
@@ -238,20 +270,17 @@ def _mean_curve(runs: Sequence[Mapping[float, float]]) -> dict[float, float]:
 
 
 def _line(
-    study: Study,
-    group: CellGroup,
-    x: Sequence[float],
-    mean: Sequence[float],
-    std: Sequence[float] | None,
+    looks: Looks, group: CellGroup, mean: Mapping[float, float], std: Sequence[float] | None
 ) -> Line:
-    """Give a curve its look: colours tell layers apart, line styles tell starts apart."""
-    colour = _rank(study, group, lambda each: each.labels.get("layer", each.name))
-    style = _rank(study, group, lambda each: each.labels.get("start", ""))
-    return Line(group.short_name, x, mean, std, colour, style)
+    name, colour, style = looks.name(group), looks.colour(group), looks.style(group)
+    return Line(name, list(mean), list(mean.values()), std, colour, style)
 
 
-def _rank(study: Study, group: CellGroup, read: Callable[[CellGroup], str]) -> int:
-    return sorted({read(each) for each in study.groups}).index(read(group))
+def _by_panel(looks: Looks, groups: Sequence[CellGroup]) -> dict[str, list[CellGroup]]:
+    found: dict[str, list[CellGroup]] = {}
+    for group in groups:
+        found.setdefault(looks.panel(group), []).append(group)
+    return found
 
 
 def _site_keys(groups: Sequence[CellGroup]) -> list[str]:
@@ -267,16 +296,25 @@ def _prunings(group: CellGroup) -> list[PruningMeasurement]:
     return [each for each in measured if isinstance(each, PruningMeasurement)]
 
 
-def _unused(name: str, taken: Mapping[str, Any]) -> str:
-    names = (name if index == 0 else f"{name} ({index + 1})" for index in range(len(taken) + 1))
-    return next(each for each in names if each not in taken)
-
-
 def _band_words(groups: Sequence[CellGroup]) -> str:
     has_seeds = any(len(group.cells) > 1 for group in groups)
     return "; mean and one standard deviation over seeds" if has_seeds else ""
 
 
-def _last_words(lines: Sequence[Line], scale: float = 1.0, unit: str = "") -> str:
-    ends = [f"{line.name} ends at {scale * line.mean[-1]:.4g}{unit}" for line in lines]
+def _axis_words(figure: Figure) -> str:
+    # Compared as drawn: panels that share an axis have the very same limits.
+    has_own = len({axes.get_ylim() for axes in figure.axes}) > 1
+    return "; vertical axes differ" if has_own else ""
+
+
+def _last_words(curves: Mapping[str, Sequence[Line]], scale: float = 1.0, unit: str = "") -> str:
+    ends = [
+        f"{_after(name)}{line.name} ends at {scale * line.mean[-1]:.4g}{unit}"
+        for name, lines in curves.items()
+        for line in lines
+    ]
     return f"{'; '.join(ends)}."
+
+
+def _after(panel: str) -> str:
+    return f"{panel}, " if panel else ""

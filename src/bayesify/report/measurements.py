@@ -18,23 +18,29 @@ class Pruning:
 
     Attributes:
         by: The score by which weights were chosen.
-        threshold: The score below which they went, or None.
+        threshold: The score up to which they went, or None.
+        keep: The fraction of weights that was to stay, or None.
         removed: Fraction of all weights that went.
         sparsity: Fraction that went of each site, by its path.
         principled: Scores after pruning by `by`.
         random: Scores after removing as many weights at random, or None.
+        shrunk: Scores of the network that is really smaller, or None.
         shape_after: Widths of the network that is left, or None.
         file_ratio: Size of its file as a fraction of the one before, or None.
+        loads_identical: Whether it predicts the same on a batch after loading, or None.
     """
 
     by: str
     threshold: float | None
+    keep: float | None
     removed: float
     sparsity: Scores
     principled: Scores
     random: Scores | None
+    shrunk: Scores | None
     shape_after: str | None
     file_ratio: float | None
+    loads_identical: bool | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,10 @@ class ReliabilityBins:
 
 @dataclass(frozen=True)
 class PruningMeasurement:
-    """A classifier before and after pruning."""
+    """A classifier before and after pruning; `plain` is the network that it was warmed up from."""
 
     not_pruned: Scores
+    plain: Scores | None
     prunings: tuple[Pruning, ...]
     error_by_samples: ErrorBySamples | None
     reliability: ReliabilityBins | None
@@ -91,11 +98,27 @@ class RegressionMeasurement:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """The time of one layer in one mode, beside the paper's where it has one."""
+    """The time of one layer in one mode, beside the paper's where it has one.
+
+    Attributes:
+        table: The table of the paper it belongs to, or what was timed where there is none.
+        layer: The kind of layer.
+        how: How it was sampled; empty where there is nothing to sample.
+        mode: Such as eager or compiled.
+        timed: What a time is that of, such as training or an epoch; may be empty.
+        optimizer: The optimiser, or empty where none took part.
+        median_us: Median time in microseconds.
+        ratio: Time over that of the plain layer.
+        paper_us: The paper's time.
+        paper_ratio: The paper's ratio.
+    """
 
     table: str
     layer: str
+    how: str
     mode: str
+    timed: str
+    optimizer: str
     median_us: float | None
     ratio: float | None
     paper_us: float | None
@@ -136,6 +159,7 @@ def _pruning_measurement(measured: JsonValue) -> PruningMeasurement:
     reliability = measured.optional("reliability")
     return PruningMeasurement(
         not_pruned=measured.field("not_pruned").numbers_by_key(),
+        plain=_optional_scores(measured, "plain"),
         prunings=tuple(map(_pruning, measured.field("prunings").items())),
         error_by_samples=None if error is None else _error_by_samples(error),
         reliability=None if reliability is None else _reliability(reliability),
@@ -143,17 +167,20 @@ def _pruning_measurement(measured: JsonValue) -> PruningMeasurement:
 
 
 def _pruning(value: JsonValue) -> Pruning:
-    random = value.optional("random")
     shape_after = value.optional("shape_after")
+    loads_identical = value.optional("loads_identical")
     return Pruning(
         by=value.field("by").text(),
         threshold=_optional_number(value, "threshold"),
+        keep=_optional_number(value, "keep"),
         removed=value.field("removed").number(),
         sparsity=value.field("sparsity").numbers_by_key(),
         principled=value.field("principled").numbers_by_key(),
-        random=None if random is None else random.numbers_by_key(),
+        random=_optional_scores(value, "random"),
+        shrunk=_optional_scores(value, "scores_after_shrinking"),
         shape_after=None if shape_after is None else shape_after.text(),
         file_ratio=_optional_number(value, "file_ratio"),
+        loads_identical=None if loads_identical is None else loads_identical.flag(),
     )
 
 
@@ -189,10 +216,14 @@ def _regression_measurement(measured: JsonValue) -> RegressionMeasurement:
 
 
 def _speed_row(value: JsonValue) -> SpeedRow:
+    how, timed, optimizer = (value.optional(key) for key in ("how", "pass", "optimizer"))
     return SpeedRow(
         table=value.field("table").text(),
         layer=value.field("layer").text(),
+        how="" if how is None else how.text(),
         mode=value.field("mode").text(),
+        timed="" if timed is None else timed.text(),
+        optimizer="" if optimizer is None else optimizer.text(),
         median_us=value.field("median_us").number_or_none(),
         ratio=_optional_number(value, "ratio"),
         paper_us=_optional_number(value, "paper_us"),
@@ -210,3 +241,8 @@ def _columns(value: JsonValue, names: tuple[str, ...]) -> list[tuple[float, ...]
 def _optional_number(value: JsonValue, key: str) -> float | None:
     found = value.optional(key)
     return None if found is None else found.number()
+
+
+def _optional_scores(value: JsonValue, key: str) -> Scores | None:
+    found = value.optional(key)
+    return None if found is None else found.numbers_by_key()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bayesify.report.averages import NOTHING, Average, Written, average, decimal, percent
+from bayesify.report.averages import NOTHING, Average, Written, average, counted, decimal, percent
 from bayesify.report.json_value import ResultError
 from bayesify.report.measurements import Pruning, PruningMeasurement
 from bayesify.report.results import Cell, CellGroup, Study
@@ -62,6 +62,7 @@ def pruning_table(study: Study) -> Table:
     papers = [group.paper for group in study.groups if group.paper is not None]
     has_sparsity = any(paper.sparsity for paper in papers)
     has_accuracy = any(paper.accuracy for paper in papers)
+    has_plain = any(_measured(cell).plain is not None for cell in study.cells)
 
     def rest(row: _Row) -> list[Datum]:
         paper = row.group.paper
@@ -69,6 +70,9 @@ def pruning_table(study: Study) -> Table:
         if has_sparsity:
             layers = [average([each]) for each in (paper.sparsity if paper else ())]
             found += row.once(_layers(layers), is_paper=True)
+        if has_plain:
+            plain = over_seeds(row.group, lambda each: (each.plain or {}).get("accuracy"))
+            found += row.once(percent(plain))
         for stage in _STAGES:
             accuracy = percent(row.score(stage, "accuracy"))
             found += row.once(accuracy) if stage == _NOT_PRUNED else [number(accuracy)]
@@ -79,11 +83,13 @@ def pruning_table(study: Study) -> Table:
 
     columns = [*labelled_columns(study), Column("pruned by", is_number=False), Column("removed, %")]
     columns += beside_paper("sparsity per layer, %", has_sparsity)
+    columns += [Column("plain", "accuracy, %")] if has_plain else []
     for title in _STAGES.values():
         columns += beside_paper(f"accuracy, {title}, %", has_accuracy)
     notes = (
         "Accuracy before pruning, after pruning by the score named, and after removing as many "
         "weights at random.",
+        *(["Plain: the network that a warm start began from."] if has_plain else []),
         *(["The paper has one number for a cell, at a threshold of its own."] if papers else []),
         *_layer_note(study),
         *study_notes(study),
@@ -117,7 +123,8 @@ def score_table(study: Study) -> Table:
         columns += [Column(title, _TITLES.get(name, name)) for title in _STAGES.values()]
     columns += [Column("shape after", is_number=False)] if has_shape else []
     columns += [Column("file size, %")] if has_file else []
-    return Table("Likelihood, calibration and size", tuple(columns), _bodies(study, rest))
+    notes = tuple(_size_notes(every))
+    return Table("Likelihood, calibration and size", tuple(columns), _bodies(study, rest), notes)
 
 
 def _bodies(study: Study, rest: Callable[[_Row], list[Datum]]) -> tuple[Body, ...]:
@@ -139,9 +146,9 @@ def _bodies(study: Study, rest: Callable[[_Row], list[Datum]]) -> tuple[Body, ..
 def _prunings(group: CellGroup) -> list[tuple[Pruning, ...]]:
     """Return the prunings of a cell, for each the same one under every seed."""
     lists = [_measured(cell).prunings for cell in group.cells]
-    first = [one.by for one in lists[0]]
+    first = [_rule([one]) if one.keep is not None else one.by for one in lists[0]]
     for cell, prunings in zip(group.cells, lists, strict=True):
-        names = [one.by for one in prunings]
+        names = [_rule([one]) if one.keep is not None else one.by for one in prunings]
         if names != first:
             raise ResultError(
                 f"{cell.file} must hold the same prunings as {group.cells[0].file}, of which it "
@@ -158,8 +165,11 @@ def _measured(cell: Cell) -> PruningMeasurement:
 def _rule(runs: Sequence[Pruning]) -> str:
     if not runs:
         return NOTHING
+    by, keep = runs[0].by, runs[0].keep
+    if keep is not None:
+        return f"{by}, keep {100 * keep:.3g} %"
     threshold = average(one.threshold for one in runs)
-    return runs[0].by if threshold is None else f"{runs[0].by} at {threshold.mean:.4g}"
+    return by if threshold is None else f"{by} ≤ {threshold.mean:.3g}"
 
 
 def _sparsity(runs: Sequence[Pruning]) -> Written:
@@ -185,6 +195,26 @@ def _layer_note(study: Study) -> list[str]:
     every: list[Any] = [one for cell in study.cells for one in _measured(cell).prunings]
     sites = dict.fromkeys(_DASH.join(one.sparsity) for one in every if one.sparsity)
     return [f"Layers in order: {'; or '.join(sites)}."] if sites else []
+
+
+def _size_notes(every: Sequence[Pruning]) -> Iterator[str]:
+    pairs = [(one.principled.get("accuracy"), (one.shrunk or {}).get("accuracy")) for one in every]
+    changes = [
+        abs(small - masked) for masked, small in pairs if masked is not None and small is not None
+    ]
+    if changes:
+        yield (
+            "Scores are those of networks with zeros in place of what went; where units were "
+            f"really taken out, accuracy moves by at most {percent(max(changes)).text} points."
+        )
+    loads = [one.loads_identical for one in every if one.loads_identical is not None]
+    if loads:
+        lost = counted(loads.count(False), "file")
+        yield (
+            "Every file predicts the same on a test batch after it is loaded."
+            if all(loads)
+            else f"{lost} of {len(loads)} did not predict the same on a test batch after loading."
+        )
 
 
 def _score_names(study: Study) -> list[str]:

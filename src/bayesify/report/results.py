@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bayesify.report.json_value import JsonValue, ResultError, scalars
+from bayesify.report.labels import PROTOCOL, natural, roles_of
 from bayesify.report.measurements import Measurement, Scores, read_measurement
 
-PROTOCOL = "protocol"
 # Labels are shown in this order, and any others after them.
 _LABEL_ORDER = (PROTOCOL, "start", "layer")
 _MARKS = ("study", "cell", "kind", "measured")
@@ -160,6 +160,8 @@ def read_cell(path: Path) -> Cell | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ResultError(f"{file} is damaged: it is not JSON ({error})") from error
+    if _is_benchmark(content):
+        return _benchmark(JsonValue(file, content))
     if not _is_cell(content):
         return None
     whole = JsonValue(file, content)
@@ -185,6 +187,32 @@ def read_cell(path: Path) -> Cell | None:
 def _is_cell(content: Any) -> bool:
     # A cell that has lost a key is a damaged cell, not something else.
     return isinstance(content, dict) and sum(mark in content for mark in _MARKS) >= _LEAST_MARKS
+
+
+def _is_benchmark(content: Any) -> bool:
+    return isinstance(content, dict) and "rows" in content and "study" in content
+
+
+def _benchmark(whole: JsonValue) -> Cell:
+    """Return the times of a benchmark as the only cell of a study of speed."""
+    study = whole.field("study").text()
+    name = study.rpartition("/")[2]
+    title = whole.optional("title")
+    return Cell(
+        file=whole.file,
+        study=study,
+        title=f"Speed of {name}" if title is None else title.text(),
+        kind="speed",
+        name=name,
+        labels={},
+        seed=0,
+        is_quick=False,
+        provenance=_object(whole.field("provenance")),
+        recipe={},
+        paper=None,
+        history=(),
+        measured=read_measurement("speed", whole),
+    )
 
 
 def _labels(value: JsonValue) -> dict[str, str]:
@@ -234,8 +262,7 @@ def _study_key(cell: Cell) -> tuple[Any, ...]:
 
 
 def _group_key(cell: Cell) -> tuple[Any, ...]:
-    ranks = [cell.labels.get(label, "") for label in _LABEL_ORDER]
-    return (*ranks, cell.name, tuple(sorted(cell.labels.items())))
+    return (cell.name, tuple(sorted(cell.labels.items())))
 
 
 def _studies(cells: Iterable[Cell]) -> tuple[Study, ...]:
@@ -244,15 +271,13 @@ def _studies(cells: Iterable[Cell]) -> tuple[Study, ...]:
 
 
 def _study(cells: tuple[Cell, ...]) -> Study:
-    groups = _grouped((_group_key(cell), cell) for cell in cells)
     first = cells[0]
-    return Study(
-        name=first.study,
-        title=first.title,
-        kind=first.kind,
-        is_quick=first.is_quick,
-        groups=tuple(_group(groups[key]) for key in sorted(groups)),
-    )
+    groups = [
+        _group(each) for each in _grouped((_group_key(cell), cell) for cell in cells).values()
+    ]
+    roles = roles_of([group.labels for group in groups])
+    groups.sort(key=lambda group: (roles.sort_key(group.labels), natural(group.name)))
+    return Study(first.study, first.title, first.kind, first.is_quick, tuple(groups))
 
 
 def _group(cells: tuple[Cell, ...]) -> CellGroup:

@@ -23,6 +23,9 @@ from bayesify.report.tables import (
     word,
 )
 
+# The layer that others are held against.
+_PLAIN_LAYER = "nn.Linear"
+
 
 def study_tables(study: Study) -> tuple[Table, ...]:
     """Return every table of a study; one of its scalars if its kind is not known."""
@@ -62,19 +65,26 @@ def regression_table(study: Study) -> Table:
 
 def speed_table(study: Study, group: CellGroup) -> Table:
     """Return the times of one cell, those of one table of the paper together."""
-    by_row: dict[tuple[str, str, str], list[SpeedRow]] = {}
+    by_row: dict[tuple[str, ...], list[SpeedRow]] = {}
     for cell in group.cells:
         assert isinstance(cell.measured, SpeedMeasurement)
         for row in cell.measured.rows:
-            by_row.setdefault((row.table, row.layer, row.mode), []).append(row)
+            by_row.setdefault((row.table, *_choices(row).values()), []).append(row)
+    every = [_choices(runs[0]) for runs in by_row.values()]
+    choices = [name for name in every[0] if any(each[name] for each in every)] if every else []
+    plain_us = {
+        runs[0].table: runs[0].paper_us for runs in by_row.values() if runs[0].layer == _PLAIN_LAYER
+    }
     bodies: dict[str, list[tuple[Datum, ...]]] = {}
-    for (table, layer, mode), runs in by_row.items():
-        bodies.setdefault(table, []).append(
-            (word(layer, is_header=True), word(mode), *_times(runs))
-        )
+    for runs in by_row.values():
+        texts = _choices(runs[0])
+        words = [
+            word(texts[name] or NOTHING, is_header=index == 0) for index, name in enumerate(choices)
+        ]
+        times = _times(runs, plain_us.get(runs[0].table))
+        bodies.setdefault(runs[0].table, []).append((*words, *times))
     columns = (
-        Column("layer", is_number=False),
-        Column("mode", is_number=False),
+        *(Column(name, is_number=False) for name in choices),
         *beside_paper("median, µs", True),
         *beside_paper("ratio", True),
     )
@@ -83,14 +93,31 @@ def speed_table(study: Study, group: CellGroup) -> Table:
     return Table(
         f"{group.short_name}, on {where}" if where else group.short_name,
         columns,
-        tuple(Body(f"table {name}", tuple(rows)) for name, rows in bodies.items()),
+        tuple(Body(_body_title(name), tuple(rows)) for name, rows in bodies.items()),
         study_notes(study),
     )
 
 
-def _times(runs: Sequence[SpeedRow]) -> list[Datum]:
+def _choices(row: SpeedRow) -> dict[str, str]:
+    return {
+        "layer": row.layer,
+        "how": row.how,
+        "mode": row.mode,
+        "timed": row.timed,
+        "optimizer": row.optimizer,
+    }
+
+
+def _body_title(table: str) -> str:
+    # What no table of the paper shows has a name instead of a number.
+    return f"table {table}" if table[:1].isdigit() else table
+
+
+def _times(runs: Sequence[SpeedRow], plain_us: float | None) -> list[Datum]:
     time, ratio = average(run.median_us for run in runs), average(run.ratio for run in runs)
     paper_time, paper_ratio = runs[0].paper_us, runs[0].paper_ratio
+    if paper_ratio is None and paper_time is not None and plain_us:
+        paper_ratio = paper_time / plain_us
     return [
         number(significant(time)),
         number(significant(paper_time), is_paper=True),

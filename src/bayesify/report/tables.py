@@ -12,8 +12,9 @@ from typing import Any
 
 from bayesify.report.averages import NOTHING, Average, Written, average, decimal, significant
 from bayesify.report.json_value import scalars
+from bayesify.report.labels import PROTOCOL
 from bayesify.report.measurements import OtherMeasurement
-from bayesify.report.results import PROTOCOL, Cell, CellGroup, Study
+from bayesify.report.results import Cell, CellGroup, Study
 
 _MOST_SHOWN = 6
 
