@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ from bayesify.version import __version__
 KIND = "model"
 _LIKELIHOOD = "likelihood:"
 _POSITIONS = ("index", "random_index")
+_BITS = "_bits"
 
 
 def save(
@@ -58,9 +60,12 @@ def save(
     if architecture is not None:
         _ = architectures[architecture]
     tensors = {}
+    totals = {path: site.shape.numel() for path, site in named_posteriors(model).items()}
     for key, value in model.state_dict().items():
         public = public_key(model, key)
-        tensors[public] = value if public == key else _for_file(key, value)
+        if (total := totals.get(public.rpartition(".")[0])) is not None and public != key:
+            public, value = _for_file(public, value, total)
+        tensors[public] = value
     likelihood = None
     if isinstance(record.likelihood, Likelihood) and record.likelihood.task != "custom":
         likelihood = record.likelihood.to_dict()
@@ -194,20 +199,35 @@ def _check_sites(path: Any, net: nn.Module, plan: Plan) -> None:
         )
 
 
-def _for_file(key: str, value: Tensor) -> Tensor:
-    # Positions in a tensor of fewer than 2³¹ entries fit half the bytes torch indexes with.
-    is_position = key.rpartition(".")[2] in _POSITIONS and value.dtype == torch.int64
-    fits = is_position and (value.numel() == 0 or int(value.max()) < 2**31)
-    return value.to(torch.int32) if fits else value
+def _for_file(key: str, value: Tensor, total: int) -> tuple[str, Tensor]:
+    """Return the name and the shortest form of one tensor of a posterior with `total` entries."""
+    if key.rpartition(".")[2] not in _POSITIONS or total >= 2**31:
+        return key, value
+    is_ascending = bool((value.diff() > 0).all())
+    if key.endswith(".index") and is_ascending and total < 32 * value.numel():
+        # One bit for every entry is less than four bytes for each that is there.
+        stays = np.zeros(total, dtype=bool)
+        stays[value.cpu().numpy()] = True
+        return f"{key}{_BITS}", torch.from_numpy(np.packbits(stays))
+    return key, value.to(torch.int32)
+
+
+def _as_positions(tensors: dict[str, Tensor], name: str, total: int) -> None:
+    """Bring the positions a file has of one posterior to what torch indexes with."""
+    bits = tensors.pop(f"{name}.index{_BITS}", None)
+    if bits is not None:
+        stays = np.unpackbits(bits.numpy(), count=total)
+        tensors[f"{name}.index"] = torch.from_numpy(np.flatnonzero(stays))
+    for key in (f"{name}.{suffix}" for suffix in _POSITIONS):
+        if key in tensors:
+            tensors[key] = tensors[key].to(torch.int64)
 
 
 def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Bring every posterior to the entries the file has of it, and positions to torch's type."""
+    """Bring every posterior to the entries the file has of it."""
     smaller = {}
     for name, site in named_posteriors(model).items():
-        for key in (f"{name}.{suffix}" for suffix in _POSITIONS):
-            if key in tensors and tensors[key].dtype == torch.int32:
-                tensors[key] = tensors[key].to(torch.int64)
+        _as_positions(tensors, name, site.shape.numel())
         index = tensors.get(f"{name}.index")
         if index is None:
             continue

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion.posterior import posteriors
 from bayesify.data.synthetic import curve_at
 from bayesify.evaluation.regression import interval_coverage
 from bayesify.prediction import predict
@@ -55,6 +56,8 @@ def measure_regression(parts: Parts, options: Mapping[str, Any]) -> dict[str, An
 
 
 def _regression(model: nn.Module, x: Tensor, num_samples: int) -> RegressionPredictive:
-    found = predict(model, x, num_samples=num_samples, seed=0).to("cpu")
+    # Whole functions are drawn: a noise of its own at every point would make a band jagged.
+    by = "sample" if posteriors(model) else None
+    found = predict(model, x, num_samples=num_samples, by=by, seed=0).to("cpu")
     assert isinstance(found, RegressionPredictive)
     return found
