@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
+from bayesify.conversion.posterior import posteriors
 
 
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -101,3 +102,34 @@ def test_kingma_fit_of_additive_noise_is_refused_by_name() -> None:
         bf.VariationalDropout(kl="kingma")
     with pytest.raises(ValueError, match="kl must be 'exact', 'molchanov' or 'kingma', got 'x'"):
         bf.VariationalDropout(kl="x")
+
+
+@pytest.mark.parametrize("noise", ["additive", "multiplicative"])
+@pytest.mark.parametrize("how", ["sample", "local"])
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (nn.Linear(4, 3), torch.randn(2, 4)),
+        (nn.Conv2d(2, 3, 3, padding=1), torch.randn(1, 2, 5, 5)),
+        (nn.ConvTranspose1d(2, 3, 3), torch.randn(1, 2, 5)),
+        (nn.Embedding(6, 3), torch.tensor([[0, 5]])),
+        (nn.Embedding(6, 3, padding_idx=0), torch.tensor([[0, 5]])),
+        (nn.LSTM(4, 3), torch.randn(5, 2, 4)),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), torch.randn(5, 2, 4)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_layer_type_takes_the_noise_trains_and_is_itself_without_it(
+    noise: str, how: str, layer: nn.Module, inputs: torch.Tensor
+) -> None:
+    model = bf.convert(layer, bf.VariationalDropout(noise=noise, how=how))
+    first = lambda output: output[0] if isinstance(output, tuple) else output  # noqa: E731
+    with bf.mean_weights(model):
+        torch.testing.assert_close(first(model(inputs)), first(layer(inputs)), rtol=0, atol=1e-6)
+    torch.manual_seed(0)
+    one, other = first(model(inputs)), first(model(inputs))
+    assert not torch.equal(one, other)
+    (one.square().sum() + bf.kl(model)).backward()
+    scales = [entry for site in posteriors(model) for entry in site.scale_parameters()]
+    assert scales
+    assert all(torch.isfinite(entry.grad).all() and entry.grad.any() for entry in scales)

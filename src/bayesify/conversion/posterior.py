@@ -76,10 +76,13 @@ class Posterior(nn.Module):
         values = tensor.detach().clone()
         if index is not None:
             values, std = values.flatten()[index], std.flatten()[index]
+        random = values
         if random_index is not None:
-            std = std.flatten()[random_index]
+            random, std = values.flatten()[random_index], std.flatten()[random_index]
         names = family.parameter_names
-        initial = family.initial(values, std.detach().to(values.dtype))
+        initial = family.initial(random, std.detach().to(values.dtype))
+        if random_index is not None:
+            initial[names[0]] = values  # what is not random has a location too
         for name in names:
             entry = nn.Parameter(initial[name].clone(memory_format=torch.preserve_format))
             self.register_parameter(name, entry)
