@@ -214,3 +214,15 @@ def test_data_of_the_wrong_kind_is_explained() -> None:
             bf.predict(model, data, likelihood="classification")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         bf.predict(model, x, batch_size=0, likelihood="classification")
+
+
+def test_attention_is_drawn_without_a_warning():
+    # On a CPU torch has no rule to carry several draws through it: it loops and would warn.
+    model = bf.convert(
+        bf.build_model("text_transformer", vocabulary_size=20, length=6),
+        bf.MeanField(where="block.attention"),
+    )
+    words = torch.randint(2, 20, (5, 6))
+    prediction = bf.predict(model, words, num_samples=3, likelihood="classification")
+    assert prediction.probs.shape == (5, 2)
+    assert "vectorised" in prediction.made_by

@@ -7,6 +7,7 @@ its own for every draw is slow once the batch itself keeps the machine busy.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +88,14 @@ class Draws:
             return output_tensor(call_model(self.model, inputs))
 
         try:
-            return torch.vmap(once, randomness="different")(torch.empty(size))
+            with warnings.catch_warnings():
+                # torch loops over an operation without a batching rule, attention on a CPU for
+                # one, and warns; what is around it gains all the same.
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return torch.vmap(once, randomness="different")(torch.empty(size))
         except Exception:
-            # Control flow on values, in-place writes and operations without a batching rule all
-            # fail here; the plain loop works for them and repeats any error of the model's own.
+            # Control flow on values and in-place writes fail here; the plain loop works for them
+            # and repeats any error of the model's own.
             self.is_vectorised = False
             self.how = "one pass per draw (the model cannot be vectorised)"
             return None
