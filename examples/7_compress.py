@@ -23,7 +23,8 @@ history = bf.fit(model, train, epochs=40, scale_learning_rate=0.1, seed=0, **how
 print(f"weights that are mostly noise: {history.last['sparsity']:.1%}")
 
 small = bf.compress(model)  # the method's own rule: log alpha of 3 and more goes
-control = bf.compress(model, by="random", like=bf.compress(model, shrink=False))
+pruned = bf.compress(model, shrink=False)  # all that passed the rule, dead ends included
+control = bf.compress(model, by="random", like=pruned)
 print(bf.sparsity(small))
 for name, each in (("trained", model), ("compressed", small), ("at random", control)):
     print(f"{name:>10}: {bf.evaluate(each, test, progress=False)['accuracy']:.3f}")

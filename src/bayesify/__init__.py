@@ -9,7 +9,7 @@ From the network you have to one that knows what it does not know, and to a file
     bf.fit(model, train_loader, val_loader, epochs=20)
     prediction = bf.predict(model, x)
     table = bf.evaluate(model, test_loader, ood={"noise": noise_loader})
-    small = bf.compress(model, keep=0.05)
+    small = bf.compress(model)
     bf.save(small, "model.safetensors")
 """
 

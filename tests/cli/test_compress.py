@@ -9,7 +9,9 @@ def test_a_smaller_file_is_written_and_evaluates(invoke, run_folder, tmp_path):
     assert "sparsity" in result.output
     assert bf.sparsity(bf.load(out)).removed >= 0.8
     assert out.stat().st_size < (run_folder / "model.safetensors").stat().st_size
-    assert read_note(out)["note"] == read_note(run_folder / "model.safetensors")["note"]
+    note = read_note(out)["note"]
+    assert note.pop("compressed")["keep"] == 0.2
+    assert note == read_note(run_folder / "model.safetensors")["note"]
     assert invoke("evaluate", out, "--num-samples", 2).exit_code == 0
 
 

@@ -24,7 +24,7 @@ def test_a_cell_is_run_with_changes_and_reported(invoke, tmp_path):
     cell = ("vmlp/regression", "--quick", "--cell", "dense-elbo", "--set", "fit.epochs=2")
     result = invoke("reproduce", *cell, *folders)
     assert result.exit_code == 0, result.output
-    path = tmp_path / "results" / "quick" / "vmlp" / "regression" / "dense-elbo-seed0.json"
+    path = tmp_path / "results" / "quick" / "vmlp" / "regression" / "dense-elbo-changed-seed0.json"
     found = json.loads(path.read_text())
     assert len(found["history"]) == 2
     page = tmp_path / "page.html"

@@ -10,6 +10,7 @@ import bayesify as bf
 from bayesify.conversion.narrow import signal_to_noise
 from bayesify.conversion.posterior import posteriors
 from bayesify.distributions.scale import inverse_softplus
+from bayesify.training.optimiser import make_optimizers
 
 
 def network() -> nn.Module:
@@ -186,3 +187,32 @@ def test_a_model_without_posteriors_is_refused() -> None:
         bf.compress(bf.convert(network(), bf.Deterministic()), keep=0.1)
     with pytest.raises(TypeError, match=r"must come from bayesify\.convert"):
         bf.compress(network(), keep=0.1)
+
+
+def test_weight_decay_stays_on_what_is_left() -> None:
+    settings = bf.FitSettings(epochs=1, weight_decay=0.1)
+    small = bf.compress(spread(), keep=0.5, shrink=False)
+    groups = make_optimizers(small, nn.Identity(), settings)[0].param_groups
+    decayed = {group["weight_decay"]: sum(p.numel() for p in group["params"]) for group in groups}
+    assert decayed == {0.1: sum(num_live(small)), 0.0: 16 + 8 + 3}
+
+
+def test_a_layer_that_keeps_its_units_is_logged_with_the_reason(caplog) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x + self.inner(x))
+
+    with caplog.at_level("INFO", logger="bayesify"):
+        bf.compress(bf.convert(Residual(), bf.MeanField()), by="magnitude", keep=0.1)
+    assert "dead units were kept: inner" in caplog.text
+
+
+def test_a_scope_without_a_share_and_words_for_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="scope='layer' needs keep"):
+        bf.compress(spread(), threshold=1.0, scope="layer")
+    with pytest.raises(TypeError, match="keep must be a number, got"):
+        bf.compress(spread(), keep="0.5")

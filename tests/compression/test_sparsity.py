@@ -59,3 +59,17 @@ def test_a_run_logs_energy_and_the_sparsity_of_every_layer(method, tmp_path) -> 
     header = (tmp_path / "metrics.csv").read_text().splitlines()[0]
     assert "sparsity/0.weight" in header
     assert "sparsity/0.weight" not in (tmp_path / "log.txt").read_text()
+
+
+def test_a_model_without_posteriors_has_no_sparsity() -> None:
+    with pytest.raises(TypeError, match="no posterior"):
+        bf.sparsity(nn.Linear(2, 2))
+
+
+def test_a_compressed_model_counts_what_it_has_lost_while_it_trains_on() -> None:
+    small = bf.compress(model(), by="magnitude", keep=0.2)
+    data = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+    row = bf.fit(small, data, epochs=1, num_data=8, progress=False).last
+    told = bf.sparsity(small, by="snr", threshold=0.83)
+    assert row["sparsity"] == pytest.approx(told.removed)
+    assert told.removed >= 0.8

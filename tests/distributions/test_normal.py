@@ -220,3 +220,9 @@ def test_kl_can_be_transformed():
     slope = torch.func.grad(of, argnums=1)(values["mean"][0], values["rho"][0])
     rho = values["rho"][0].clone().requires_grad_()
     torch.testing.assert_close(slope, torch.autograd.grad(of(values["mean"][0], rho), rho)[0])
+
+
+def test_a_frozen_scale_leaves_the_gradient_of_the_mean():
+    mean, rho = torch.randn(5, requires_grad=True), torch.randn(5)
+    divergence(Normal(), {"mean": mean, "rho": rho}, NormalPrior(0.5, 2.0)).backward()
+    torch.testing.assert_close(mean.grad, (mean.detach() - 0.5) / 4.0)

@@ -114,3 +114,27 @@ def test_tied_weights_are_read_back_tied(keep: float, tmp_path: Path) -> None:
     x = torch.arange(5)
     with bf.mean_weights(small), bf.mean_weights(again):
         assert torch.equal(small(x), again(x))
+
+
+@pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
+def test_a_compressed_file_follows_the_device_of_the_architecture(tmp_path: Path) -> None:
+    bf.save(bf.compress(trained(), keep=0.1, shrink=False), tmp_path / "small.safetensors")
+    # The meta device stands for any other: values are lost there, places are not.
+    again = bf.load(tmp_path / "small.safetensors", architecture().to("meta"))
+    places = {tensor.device.type for tensor in again.state_dict().values()}
+    assert places == {"meta"}
+
+
+def test_tied_positions_are_stored_once(tmp_path: Path) -> None:
+    class Large(Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(500, 40)
+            self.head = nn.Linear(40, 500, bias=False)
+            self.head.weight = self.embedding.weight
+
+    model = bf.convert(Large(), bf.MeanField())
+    path = tmp_path / "small.safetensors"
+    bf.save(bf.compress(model, keep=0.5), path)
+    assert path.stat().st_size < 8 * 10_000 + 20_000 / 8 + 3_000
+    assert bf.sparsity(bf.load(path, Large())).removed == 0.5

@@ -1,6 +1,7 @@
 """Carry out a study: one file per cell, nothing run twice, everything said in the file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import bayesify as bf
 from bayesify.data import imdb, loader
 from bayesify.recipes.measure_pruning import PruningOptions, error_by_samples
 from bayesify.recipes.reproduce import Reproduction, reproduce
+from bayesify.recipes.run import run_recipe
 from bayesify.recipes.study import read_study, study_names
 from bayesify.report import write_report
 
@@ -91,3 +93,27 @@ def test_error_falls_as_samples_are_averaged() -> None:
     accuracy = found["accuracy"]
     spread = max(curve["std"]) + (accuracy * (1 - accuracy) / len(data.test)) ** 0.5
     assert abs(curve["mean"][-1] - (1 - accuracy)) < 4 * spread
+
+
+def test_a_changed_cell_is_not_taken_for_the_studys_own(tmp_path: Path) -> None:
+    study, cells = read_study("vmlp/regression"), ("dense-elbo",)
+    (changed,) = reproduce(study, how(tmp_path, cells=cells, changes={"fit": {"epochs": 2}}), "x")
+    (own,) = reproduce(study, how(tmp_path, cells=cells), "x")
+    assert changed != own
+    assert json.loads(changed.read_text())["changes"] == {"fit": {"epochs": 2}}
+    assert len(json.loads(own.read_text())["history"]) == 20
+    told: list[str] = []
+    again = how(tmp_path, cells=cells, changes={"fit": {"epochs": 3}})
+    reproduce(study, again, "x", lambda _, state: told.append(state))
+    assert told == ["begins", "done"]
+
+
+def test_only_a_run_of_the_same_recipe_is_taken_up(tmp_path: Path) -> None:
+    study = read_study("vmlp/regression")
+    full = Reproduction(tmp_path / "results", tmp_path / "runs", cells=("frequentist-elbo",))
+    (cell,) = full.chosen(study)
+    run = full.run_folder(cell)
+    short = replace(cell.recipe, fit={**cell.recipe.fit, "epochs": 1})
+    run_recipe(short, run)
+    assert not full.can_go_on(cell)
+    assert full.can_go_on(replace(cell, recipe=short))

@@ -100,3 +100,36 @@ def test_a_recipe_with_a_warm_start_reads_back_equal() -> None:
     recipe = make_recipe(TABLES)
     assert make_recipe(recipe.to_dict()).to_dict() == recipe.to_dict()
     assert "[warm_start]" in recipe.to_toml()
+
+
+def test_an_overwritten_run_does_not_take_up_what_the_old_one_left(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run_recipe(make_recipe(TABLES), run)
+    other = make_recipe(TABLES | {"seed": 1})
+
+    class StopError(Exception):
+        pass
+
+    def stop(parts: object) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        run_recipe(other, run, overwrite=True, on_start=stop)
+    assert not run.model.exists()
+    assert not run.warm_start.model.exists()
+    resumed, _ = run_recipe(other, run, resume=True)
+    fresh, _ = run_recipe(other, RunFolder(tmp_path / "fresh"))
+    state = fresh.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in resumed.model.state_dict().items())
+
+
+def test_weights_of_a_smaller_network_or_of_no_network_are_refused(tmp_path: Path) -> None:
+    network = bf.build_model("mlp", in_features=2, hidden=(16,), out_features=2)
+    small = bf.compress(bf.convert(network, bf.MeanField()), by="magnitude", keep=0.1)
+    path = tmp_path / "small.safetensors"
+    bf.save(small, path)
+    with pytest.raises(ValueError, match="does not fit the network: layers"):
+        with_weights(network, path)
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match="must hold a state dict, got a list"):
+        with_weights(network, tmp_path / "list.pt")

@@ -65,3 +65,23 @@ def test_a_table_names_a_schedule_and_its_options() -> None:
         as_schedule("beta", {"name": "warm_up", "begin": 0.5})
     with pytest.raises(TypeError, match=r"beta\.name must be the name of a schedule, got None"):
         as_schedule("beta", {"value": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"name": "constant", "value": -5.0}, "beta must be finite and >= 0 throughout"),
+        ({"name": "warm_up", "start": "0.5"}, "beta: the schedule 'warm_up' cannot be made"),
+        ({"name": "warm_up", "start": 2.0}, r"beta: .*start must lie in \[0, 1\]"),
+        ({"name": "warm_up", "start": 0.8, "fraction": 0.5}, "start .* fraction must be at most 1"),
+        ({"name": "steps", "values": 3}, "beta: the schedule 'steps' cannot be made"),
+    ],
+)
+def test_a_table_that_makes_no_schedule_is_refused_by_name(table: dict, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        as_schedule("beta", table)
+
+
+def test_no_schedule_at_all_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="beta must be a finite number >= 0, got None"):
+        as_schedule("beta", None)

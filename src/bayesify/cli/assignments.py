@@ -12,15 +12,15 @@ def read_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for assignment in assignments:
         path, is_assigned, text = assignment.partition("=")
-        table, has_key, key = path.strip().partition(".")
-        if not is_assigned or not (has_key or table == "seed"):
+        table, *keys = path.strip().split(".")
+        if not is_assigned or not ((all(keys) and keys) or table == "seed"):
             raise ValueError(
                 f"--set must read TABLE.KEY=VALUE, such as method.prior_std=0.2, got {assignment!r}"
             )
-        if table == "seed":
-            tables["seed"] = read_value(text)
-        else:
-            tables.setdefault(table, {})[key] = read_value(text)
+        place = tables
+        for key in [table, *keys][:-1]:
+            place = place.setdefault(key, {})
+        place[[table, *keys][-1]] = read_value(text)
     return tables
 
 

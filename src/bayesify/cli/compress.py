@@ -1,4 +1,4 @@
-"""`bayesify compress`: a smaller file that predicts the same."""
+"""`bayesify compress`: a smaller file of a trained model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def compress(
     shrink: Annotated[bool, typer.Option(help="Remove dead units too.")] = True,
     seed: Annotated[int, typer.Option(help="Decides what --by random keeps.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="The smaller file.", show_default="MODEL.small")
+        Path | None,
+        typer.Option(help="The smaller file.", show_default="model.small.safetensors, beside it"),
     ] = None,
 ) -> None:
     """Remove the weights that a trained posterior says are noise, and the units they leave dead.
@@ -44,6 +45,8 @@ def compress(
     """
     source = model_path(model)
     target = out or source.with_name(f"{source.stem}.small{source.suffix}")
+    if target.resolve() == source.resolve():
+        raise ValueError(f"--out must be another file than the model itself, got {target}")
     note = read_note(source)
     if note["architecture"] is None:
         raise ValueError(
@@ -57,7 +60,7 @@ def compress(
         target,
         architecture=note["architecture"],
         options=note["options"],
-        note=note["note"],
+        note={**note["note"], "compressed": {**rule, "shrink": shrink, "seed": seed}},
     )
     answers.print(sparsity(small))
     before, after = source.stat().st_size, target.stat().st_size

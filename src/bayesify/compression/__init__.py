@@ -1,4 +1,4 @@
-"""Stage 5: a smaller model that predicts the same."""
+"""Stage 5: a smaller model, without what its posterior says is noise."""
 
 from bayesify.compression.compress import compress
 from bayesify.compression.score import scores

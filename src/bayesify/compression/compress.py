@@ -45,8 +45,10 @@ def compress(
         by: What weights are ranked by: "snr", |mean| / std; "log_alpha", log(variance / mean²);
             "magnitude", |mean|; or "random", the control.
         threshold: Remove weights with |mean| / std or |mean| up to it, or log alpha from it on.
-        keep: Keep this share of the weights, those ranked highest.
-        scope: Whether weights are ranked over the whole network, "global", or in each "layer".
+        keep: Keep this share of the weights there are, those ranked highest; dead units then
+            take a few more with them.
+        scope: Whether `keep` is a share of the whole network's weights, "global", or of each
+            "layer"'s.
         like: Keep as many weights of each layer as this compressed model has: with by="random"
             the matched control.
         shrink: Whether to remove dead units too.

@@ -44,6 +44,12 @@ class Rule:
             raise ValueError(f"only one of threshold, keep and like can be given, got {given}")
         if self.scope not in get_args(Scope):
             raise ValueError(f"scope must be 'global' or 'layer', got {self.scope!r}")
+        for name in ("threshold", "keep"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+        if self.scope == "layer" and self.keep is None:
+            raise ValueError("scope='layer' needs keep: it says of what the share is taken")
         if self.keep is not None and not 0.0 <= self.keep <= 1.0:
             raise ValueError(
                 f"keep must be the share of weights to keep, in [0, 1], got {self.keep}"
@@ -59,12 +65,7 @@ class Rule:
 
 def kept_entries(model: nn.Module, rule: Rule) -> Kept:
     """Return which entries of every posterior a rule keeps."""
-    sites = posteriors(model)
-    if not sites:
-        raise TypeError(
-            "model has no posterior to prune: convert it with a method such as MeanField or "
-            "VariationalDropout first"
-        )
+    sites = require_posteriors(model)
     score = scores[rule.by]
     generator = torch.Generator().manual_seed(rule.seed)
     worth = {site: score.worth(site, generator) for site in sites}
@@ -84,6 +85,17 @@ def kept_entries(model: nn.Module, rule: Rule) -> Kept:
         site: part.to(value.device)
         for (site, value), part in zip(worth.items(), parts, strict=True)
     }
+
+
+def require_posteriors(model: nn.Module) -> list[Posterior]:
+    """Return the posteriors of a model, or say how to get some."""
+    sites = posteriors(model)
+    if not sites:
+        raise TypeError(
+            "model has no posterior to prune: convert it with a method such as MeanField or "
+            "VariationalDropout first"
+        )
+    return sites
 
 
 def _cut(score: Score, rule: Rule, model: nn.Module) -> float:

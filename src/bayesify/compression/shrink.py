@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesify.compression.structure import Link, find_structure
+from bayesify.compression.structure import IS_OUTPUT, Link, find_structure
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.layer_class import posterior_of
 from bayesify.conversion.plan import Plan, Site
@@ -34,8 +34,7 @@ def shrink_(model: nn.Module) -> str | None:
         model: A converted model; entries that pruning removed are those not in an `index`.
 
     Returns:
-        Why nothing is known of how units flow through the model, which then stays as it is; None
-        where that is known.
+        Why layers kept units that may do nothing; None where none had to.
     """
     record = require_record(model)
     if all(site.index is None for site in posteriors(model)):
@@ -50,7 +49,8 @@ def shrink_(model: nn.Module) -> str | None:
     for path, layer in layers.items():
         take_tensors_(layer, tensors[path], plan.resized[path])
     record.plan = plan
-    return None
+    kept = {path: reason for path, reason in structure.blocked.items() if reason != IS_OUTPUT}
+    return "; ".join(f"{path}: {reason}" for path, reason in kept.items()) or None
 
 
 def _kept_units(model: nn.Module, links: Sequence[Link]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from bayesify.compression.prune import Rule, kept_entries
+from bayesify.compression.prune import Rule, kept_entries, require_posteriors
 from bayesify.conversion.convert import record_of
 from bayesify.conversion.sites import named_posteriors
 
@@ -104,6 +104,7 @@ def sparsity(
     """
     if by is None and threshold is not None:
         raise ValueError(f"threshold={threshold} needs by, the score it is a threshold of")
+    require_posteriors(model)
     sites = named_posteriors(model)
     live = {path: site.num_live for path, site in sites.items()}
     if by is not None:

@@ -36,6 +36,9 @@ from bayesify.conversion.layer_class import plain_class
 from bayesify.conversion.local import functional_form
 from bayesify.conversion.resize import sizes_of
 
+IS_OUTPUT = "its output is an output of the network"
+"""Why a layer must keep its units whatever they do."""
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -257,7 +260,7 @@ class _Flow:
 
     def _visit(self, node: fx.Node, user: fx.Node, layout: Layout, chain: tuple[Step, ...]) -> None:
         if user.op == "output":
-            raise _Blocked("its output is an output of the network")
+            raise _Blocked(IS_OUTPUT)
         module = self.trace.modules[str(user.target)] if user.op == "call_module" else None
         what = operation(user, module)
         name = getattr(what, "__name__", str(what))

@@ -114,11 +114,13 @@ class _NormalKL(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None]:
         mean, rho, *slopes = ctx.saved_tensors
+        of_mean = mean - ctx.prior_mean if ctx.prior_mean else mean
+        of_mean = of_mean * (gradient / ctx.prior_std**2)
+        if not ctx.needs_input_grad[1]:
+            return of_mean, None, None, None
         # A second derivative goes through the slope, which forward found without a graph.
         slope = _slope(rho, ctx.prior_std) if torch.is_grad_enabled() else slopes[0]
-        of_mean = mean - ctx.prior_mean if ctx.prior_mean else mean
-        precision = 1.0 / ctx.prior_std**2
-        return of_mean * (gradient * precision), slope * (gradient * ctx.share), None, None
+        return of_mean, slope * (gradient * ctx.share), None, None
 
 
 def _mean_terms(mean: Tensor, prior_mean: float, prior_std: float) -> Tensor:

@@ -27,7 +27,7 @@ from bayesify.conversion.plan import Plan, Site, Skip
 from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.resize import resize_
 from bayesify.conversion.select import candidates
-from bayesify.conversion.sites import named_posteriors, replace_posteriors_
+from bayesify.conversion.sites import posterior_paths, replace_posteriors_
 from bayesify.exporting.architectures import architectures
 from bayesify.training.likelihood import Likelihood, likelihood_from_dict
 from bayesify.version import __version__
@@ -60,11 +60,14 @@ def save(
     if architecture is not None:
         _ = architectures[architecture]
     tensors = {}
-    totals = {path: site.shape.numel() for path, site in named_posteriors(model).items()}
+    totals = {
+        path: site.shape.numel() for site, paths in posterior_paths(model).items() for path in paths
+    }
+    written: dict[int, Tensor] = {}  # the positions of tied tensors are stored once
     for key, value in model.state_dict().items():
         public = public_key(model, key)
         if (total := totals.get(public.rpartition(".")[0])) is not None and public != key:
-            public, value = _for_file(public, value, total)
+            public, value = _for_file(public, value, total, written)
         tensors[public] = value
     likelihood = None
     if isinstance(record.likelihood, Likelihood) and record.likelihood.task != "custom":
@@ -199,7 +202,9 @@ def _check_sites(path: Any, net: nn.Module, plan: Plan) -> None:
         )
 
 
-def _for_file(key: str, value: Tensor, total: int) -> tuple[str, Tensor]:
+def _for_file(
+    key: str, value: Tensor, total: int, written: dict[int, Tensor]
+) -> tuple[str, Tensor]:
     """Return the name and the shortest form of one tensor of a posterior with `total` entries."""
     if key.rpartition(".")[2] not in _POSITIONS or total >= 2**31:
         return key, value
@@ -208,8 +213,9 @@ def _for_file(key: str, value: Tensor, total: int) -> tuple[str, Tensor]:
         # One bit for every entry is less than four bytes for each that is there.
         stays = np.zeros(total, dtype=bool)
         stays[value.cpu().numpy()] = True
-        return f"{key}{_BITS}", torch.from_numpy(np.packbits(stays))
-    return key, value.to(torch.int32)
+        bits = torch.from_numpy(np.packbits(stays))
+        return f"{key}{_BITS}", written.setdefault(value.data_ptr(), bits)
+    return key, written.setdefault(value.data_ptr(), value.to(torch.int32))
 
 
 def _as_positions(tensors: dict[str, Tensor], name: str, total: int) -> None:
@@ -226,8 +232,10 @@ def _as_positions(tensors: dict[str, Tensor], name: str, total: int) -> None:
 def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Bring every posterior to the entries the file has of it."""
     smaller = {}
-    for name, site in named_posteriors(model).items():
-        _as_positions(tensors, name, site.shape.numel())
+    for site, (name, *others) in posterior_paths(model).items():
+        for path_of_it in (name, *others):
+            _as_positions(tensors, path_of_it, site.shape.numel())
+        device = next(site.parameters()).device
         index = tensors.get(f"{name}.index")
         if index is None:
             continue
@@ -236,8 +244,9 @@ def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor])
         problem = _sparse_problem(site, index, values, random_index)
         if problem:
             raise ArchiveError(f"{path} holds no sparse posterior of {name}: {problem}")
-        state = cast("dict[str, Tensor]", values)
-        smaller[site] = with_state(site, site.shape, state, index, random_index)
+        state = {key: cast(Tensor, value).to(device) for key, value in values.items()}
+        where = (None if part is None else part.to(device) for part in (index, random_index))
+        smaller[site] = with_state(site, site.shape, state, *where)
     replace_posteriors_(model, smaller)
 
 

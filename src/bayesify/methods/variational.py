@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import nn
 
-from bayesify.conversion.convert import apply_plan_
+from bayesify.conversion.convert import apply_plan_, require_record
 from bayesify.conversion.method import Method
 from bayesify.conversion.narrow import num_above
 from bayesify.conversion.plan import Choices, Plan, Scale, make_plan
@@ -70,7 +70,8 @@ class Variational(Method):
         """Return the share of weights that are mostly noise or gone: of all, and of each site."""
         sites = named_posteriors(model)
         live = {path: num_above(site, self.pruning_ratio) for path, site in sites.items()}
-        total = {path: site.shape.numel() for path, site in sites.items()}
+        planned = {site.path: site.original_shape for site in require_record(model).plan.sites}
+        total = {path: math.prod(planned.get(path) or site.shape) for path, site in sites.items()}
         shares = {f"sparsity/{path}": 1.0 - live[path] / total[path] for path in sites}
         return {"sparsity": 1.0 - sum(live.values()) / sum(total.values()), **shares}
 

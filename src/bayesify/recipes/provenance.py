@@ -31,15 +31,20 @@ def _commit() -> str:
     told = os.environ.get("BAYESIFY_COMMIT")
     if told:
         return told
-    # A file that a run has just written must not make the code that wrote it look changed.
-    question = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        answer = subprocess.run(
-            question, capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-        )
+        commit = _git("rev-parse", "--short", "HEAD").stdout.strip()
+        # The package alone: results that a run has just written are no change of the code.
+        is_changed = _git("diff", "--quiet", "HEAD", "--", ".").returncode == 1
     except OSError:
         return "unknown"
-    return answer.stdout.strip() or "unknown"
+    return f"{commit}-dirty" if commit and is_changed else commit or "unknown"
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    package = Path(__file__).parents[1]
+    return subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=False, cwd=package
+    )
 
 
 def _processor() -> str:

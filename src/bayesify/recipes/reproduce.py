@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -54,12 +56,36 @@ class Reproduction:
     def result_path(self, cell: Cell) -> Path:
         """Return the file of a cell's result."""
         folder = self.results / "quick" if self.is_quick else self.results
-        return folder / cell.study / f"{cell.name}-seed{self.seed}.json"
+        return folder / cell.study / f"{self.name_of(cell)}-seed{self.seed}.json"
+
+    def name_of(self, cell: Cell) -> str:
+        """Return the name of a cell's result: a changed recipe is not the study's own."""
+        return f"{cell.name}-changed" if self.changes else cell.name
 
     def run_folder(self, cell: Cell) -> RunFolder:
         """Return the folder of a cell's run."""
         kind = "quick" if self.is_quick else "full"
-        return RunFolder(self.runs / kind / cell.study / f"{cell.name}-seed{self.seed}")
+        return RunFolder(self.runs / kind / cell.study / f"{self.name_of(cell)}-seed{self.seed}")
+
+    def has_result(self, cell: Cell) -> bool:
+        """Whether this very cell, changes and all, has been run."""
+        path = self.result_path(cell)
+        if not path.is_file() or self.overwrite:
+            return False
+        return json.loads(path.read_text(encoding="utf-8")).get("changes", {}) == self.changes
+
+    def can_go_on(self, cell: Cell) -> bool:
+        """Whether a run of this very recipe was interrupted, and can be taken up."""
+        run = self.run_folder(cell)
+        if self.overwrite or self.is_quick or not run.has_begun or not run.config.is_file():
+            return False
+        # As TOML has them: a list is no tuple, and what is None is not there.
+        before, now = (
+            tomllib.loads(recipe.to_toml()) for recipe in (run.read_recipe(), cell.recipe)
+        )
+        # The data decided the other options of the model when the run began.
+        chosen = {key: now["model"][key] for key in cell.recipe.model}
+        return before == {**now, "model": {**before["model"], **chosen}}
 
 
 def reproduce(
@@ -85,29 +111,31 @@ def reproduce(
     for cell in how.chosen(study):
         path = how.result_path(cell)
         paths.append(path)
-        if path.is_file() and not how.overwrite:
+        if how.has_result(cell):
             tell(cell, "there")
             continue
         tell(cell, "begins")
         began, started = time.perf_counter(), datetime.now(UTC)
         run = how.run_folder(cell)
-        goes_on = run.has_begun and not how.overwrite and not how.is_quick
+        goes_on = how.can_go_on(cell)
         parts, history = run_recipe(cell.recipe, run, resume=goes_on, overwrite=not goes_on)
         trained = time.perf_counter() - began
         found = measure(parts, cell.measure)
         origin = provenance(command)
         origin |= {"started": started.isoformat(timespec="seconds"), "training_seconds": trained}
-        origin["wall_seconds"] = time.perf_counter() - began
+        # Of a run that was interrupted only the part since then.
+        origin |= {"wall_seconds": time.perf_counter() - began, "was_resumed": goes_on}
         result = {
             "study": study.name,
             "title": study.title,
             "kind": study.kind,
-            "cell": cell.name,
+            "cell": how.name_of(cell),
             "labels": dict(cell.labels),
             "seed": how.seed,
             "is_quick": how.is_quick,
             "provenance": origin,
             "recipe": parts.recipe.to_dict(),
+            "changes": how.changes,
             "measure": dict(cell.measure),
             "paper": cell.paper,
             "history": history.rows,

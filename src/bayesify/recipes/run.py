@@ -111,6 +111,8 @@ def run_recipe(
     parts = build(recipe)
     if resume and run.config.is_file():
         _check_same_run(parts.recipe, run)
+    if not resume:
+        run.clear()
     run.write_recipe(parts.recipe)
     if on_start is not None:
         on_start(parts)

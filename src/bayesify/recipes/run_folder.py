@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,12 @@ class RunFolder:
     def has_begun(self) -> bool:
         """Whether there is a run here to resume, or to overwrite."""
         return self.checkpoint.is_file() or (self.path / "warm_start").is_dir()
+
+    def clear(self) -> None:
+        """Remove what an earlier run left that a new one could take for its own."""
+        for path in (self.model, self.checkpoint, self.evaluation):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "warm_start", ignore_errors=True)
 
     def read_recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
         """Return the recipe of the run that lies here, after changes to it."""

@@ -7,6 +7,7 @@ start warm, the KL switched off and then annealed, needs nothing but a schedule:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,17 +64,14 @@ def with_weights(network: nn.Module, path: str | Path) -> nn.Module:
     if not path.is_file():
         raise FileNotFoundError(f"warm_start.weights: there is no file {path}")
     if path.suffix == ".safetensors":
-        try:
-            return revert(load(path, network))
-        except ArchiveError:
-            from safetensors.torch import load_file
-
-            state = load_file(path)
+        state = _state_of_file(path, network)
     else:
         import torch
 
         state = torch.load(path, map_location="cpu", weights_only=True)
-    state = cast("dict[str, Tensor]", state.get("state_dict", state))
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} must hold a state dict, got a {type(state).__name__}")
+    state = cast("Mapping[str, Tensor]", state.get("state_dict", state))
     # A network that was wrapped for several GPUs has its name before every key.
     state = {key.removeprefix("module."): value for key, value in state.items()}
     problem = _misfit(network, state)
@@ -83,7 +81,17 @@ def with_weights(network: nn.Module, path: str | Path) -> nn.Module:
     return network
 
 
-def _misfit(network: nn.Module, state: dict[str, Tensor]) -> str | None:
+def _state_of_file(path: Path, network: nn.Module) -> Mapping[str, Any]:
+    from safetensors.torch import load_file
+
+    try:
+        # A compressed model is smaller than the network, which is then found not to fit.
+        return revert(load(path, network)).state_dict()
+    except ArchiveError:
+        return load_file(path)
+
+
+def _misfit(network: nn.Module, state: Mapping[str, Tensor]) -> str | None:
     own = network.state_dict()
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:

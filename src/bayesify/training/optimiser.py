@@ -32,12 +32,20 @@ def make_optimizers(
     scales = unique(entry for site in posteriors(model) for entry in site.scale_parameters())
     scales += likelihood.parameters()  # a learned noise variance is a scale too
     scale_ids = {id(entry) for entry in scales}
+    # A pruned weight is stored as a list of entries, and is a matrix all the same.
+    matrices = {
+        id(entry)
+        for site in posteriors(model)
+        if len(site.shape) > 1
+        for entry in site.parameters()
+    }
     decayed, plain = [], []
     for parameter in unique(model.parameters()):
         if id(parameter) in scale_ids or not parameter.requires_grad:
             continue
         # Biases and norms are vectors: decaying them only shifts the function.
-        (decayed if parameter.ndim > 1 else plain).append(parameter)
+        is_matrix = parameter.ndim > 1 or id(parameter) in matrices
+        (decayed if is_matrix else plain).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},

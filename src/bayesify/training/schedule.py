@@ -30,6 +30,10 @@ def warm_up(value: float = 1.0, *, start: float = 0.0, fraction: float = 0.5) ->
     """Rise linearly from 0, beginning at `start` of the run, over `fraction` of it; then stay."""
     _check_fraction("start", start)
     _check_fraction("fraction", fraction)
+    if start + fraction > 1.0 + 1e-9:
+        raise ValueError(
+            f"start + fraction must be at most 1, the whole run, got {start} + {fraction}"
+        )
     if fraction == 0:
         return lambda progress: value if progress >= start else 0.0
     return lambda progress: value * min(max((progress - start) / fraction, 0.0), 1.0)
@@ -102,7 +106,7 @@ def as_schedule(name: str, value: ScheduleChoice) -> Schedule:
         return schedules[value]()
     if isinstance(value, Mapping):
         return _from_table(name, value)
-    if not (math.isfinite(value) and value >= 0):
+    if not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number >= 0, got {value}")
     return constant(float(value))
 
@@ -116,7 +120,17 @@ def _from_table(name: str, table: Mapping[str, Any]) -> Schedule:
     for key in options:
         if key not in known:
             raise TypeError(unknown(f"option of the schedule {chosen!r}", key, known))
-    return make(**options)
+    try:
+        schedule = make(**options)
+        values = [float(schedule(progress)) for progress in (0.0, 0.5, 1.0)]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: the schedule {chosen!r} cannot be made: {error}") from error
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise ValueError(
+            f"{name} must be finite and >= 0 throughout, got {values} at the beginning, in the "
+            "middle and at the end of the run"
+        )
+    return schedule
 
 
 def _check_fraction(name: str, value: float) -> None:
