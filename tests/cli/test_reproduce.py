@@ -27,6 +27,9 @@ def test_a_cell_is_run_with_changes_and_reported(invoke, tmp_path):
     path = tmp_path / "results" / "quick" / "vmlp" / "regression" / "dense-elbo-changed-seed0.json"
     found = json.loads(path.read_text())
     assert len(found["history"]) == 2
+    assert found["provenance"]["command"] == (
+        "bayesify reproduce vmlp/regression --quick --cell dense-elbo --set fit.epochs=2"
+    )
     page = tmp_path / "page.html"
     assert invoke("report", tmp_path / "results", "--out", page).exit_code == 0
     assert "40 points" in page.read_text()

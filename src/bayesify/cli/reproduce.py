@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +73,12 @@ def reproduce(
         words = {"there": "has a result already", "begins": "begins", "done": "done"}[state]
         errors.print(f"[{done['cells']}/{num_cells}] {entry.name}: {words}", markup=False)
 
-    command = shlex.join(["bayesify", *sys.argv[1:]])
+    # Where the files go is a fact about one machine, not about the run.
+    words = ["bayesify", "reproduce", study, *(["--quick"] if quick else [])]
+    words += [word for name in cell or () for word in ("--cell", name)]
+    words += ["--seed", str(seed)] if seed else []
+    words += [word for choice in choose or () for word in ("--set", choice)]
+    command = shlex.join(words)
     paths = carry_out(described, how, command, tell)
     folder = paths[0].parent if paths else results
     answers.print(f"{len(paths)} results in [bold]{escape(str(folder))}[/bold]. Next:")
