@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bayesify.recipes.provenance import provenance as provenance_of
+
 
 def provenance(script: str) -> dict[str, Any]:
-    """Return the command, hardware, torch version and commit of a run of this script."""
-    is_gpu = torch.cuda.is_available()
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "command": f"python benchmarks/{Path(script).name}",
-        "hardware": torch.cuda.get_device_name() if is_gpu else f"{platform.machine()} CPU",
-        "num_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        # A copy of the tree without its history can be told which commit it is of.
-        "commit": commit or os.environ.get("BAYESIFY_COMMIT", "unknown"),
-    }
+    """Return the command, hardware, versions and commit of a run of this script."""
+    flags = [word for word in sys.argv[1:] if not Path(word).is_absolute()]
+    return provenance_of(shlex.join(["python", f"benchmarks/{Path(script).name}", *flags]))
 
 
 def store(path: Path | None, report: dict[str, Any]) -> None:
