@@ -23,8 +23,6 @@ Scope = Literal["global", "layer"]
 Kept = Mapping[Posterior, Tensor]
 """For every posterior whether each of its existing entries stays."""
 
-_GRAVES_RATIO = 0.83
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -103,8 +101,7 @@ def _cut(score: Score, rule: Rule, model: nn.Module) -> float:
     if rule.threshold is not None:
         return score.cut(rule.threshold)
     assert score.ratio is not None
-    ratio = getattr(require_record(model).method, "pruning_ratio", _GRAVES_RATIO)
-    return score.cut(score.ratio(ratio))
+    return score.cut(score.ratio(require_record(model).method.pruning_ratio))
 
 
 def _share(keep: float, worth: Tensor) -> int:

@@ -38,11 +38,6 @@ class Score:
 scores: Registry[Score] = Registry("pruning score")
 
 
-def log_alpha(posterior: Posterior) -> Tensor:
-    """Return log(variance / mean²) of every existing entry, infinite where the mean is 0."""
-    return -2.0 * signal_to_noise(posterior).log()
-
-
 def _snr(posterior: Posterior, generator: torch.Generator) -> Tensor:
     del generator
     return signal_to_noise(posterior)
@@ -50,7 +45,7 @@ def _snr(posterior: Posterior, generator: torch.Generator) -> Tensor:
 
 def _negative_log_alpha(posterior: Posterior, generator: torch.Generator) -> Tensor:
     del generator
-    return -log_alpha(posterior)
+    return 2.0 * signal_to_noise(posterior).log()
 
 
 @torch.no_grad()

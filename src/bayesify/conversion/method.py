@@ -27,6 +27,8 @@ class Method(ABC):
     """Ways `predict(by=...)` can go and what each averages, the default first."""
     can_be_vectorised: ClassVar[bool] = True
     """Whether several draws can share one pass through the network."""
+    pruning_ratio: ClassVar[float] = 0.83
+    """The |mean| / std up to which `compress` takes weights for noise (Graves, 2011)."""
 
     @abstractmethod
     def plan(self, model: nn.Module) -> Plan:

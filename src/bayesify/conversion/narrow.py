@@ -131,9 +131,8 @@ def with_state(
     twin.register_buffer("random_index", random_index)
     twin.shape = shape
     first = posterior.family.parameter_names[0]
-    twin.is_tied_scale = index is None and any(
+    is_whole = index is None and random_index is None
+    twin.is_tied_scale = is_whole and any(
         value.numel() != values[first].numel() for value in values.values()
     )
-    if random_index is not None:
-        twin.is_tied_scale = False
     return twin

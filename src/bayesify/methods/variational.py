@@ -32,9 +32,6 @@ class Variational(Method):
         "mean": "mean weights",
     }
 
-    pruning_ratio: ClassVar[float] = 0.83
-    """The |mean| / std up to which weights are taken for noise (Graves, 2011)."""
-
     initial_std: float | None
     how: Literal["sample", "local"]
     where: Where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,14 +76,16 @@ class RunFolder:
         content = (header + recipe.to_toml()).encode()
         write_atomically(self.config, lambda file: file.write(content))
 
-    def write_evaluation(self, found: Mapping[str, Any]) -> None:
-        """Write what an evaluation found."""
-        write_json(self.evaluation, found)
+
+_INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
+_BREAK = re.compile(r"\n *")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file, whole or not at all; lists and objects that hold no others are a line."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    # A string of JSON holds no line break: only the layout changes.
+    text = _INNERMOST.sub(lambda match: _BREAK.sub(" ", match[0]), text)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
