@@ -37,7 +37,14 @@ from bayesify.training import (
     History,
 )
 from bayesify.prediction import predict, Predictive
-from bayesify.methods import DeepEnsemble, Deterministic, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import (
+    DeepEnsemble,
+    Deterministic,
+    MCDropout,
+    MeanField,
+    MonteCarloKL,
+    VariationalDropout,
+)
 from bayesify.evaluation import evaluate, Evaluation
 from bayesify.compression import compress, sparsity
 from bayesify.exporting import save, load
@@ -59,6 +66,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "MonteCarloKL",
     "Predictive",
     "VariationalDropout",
     "__version__",

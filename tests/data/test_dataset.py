@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from bayesify.data import CropAndFlip, DataSet, Normalise, TensorData
+from bayesify.data import CropAndFlip, DataSet, Normalise, TensorData, split
 
 
 @pytest.fixture
@@ -66,6 +66,24 @@ def test_tensor_data_select_copies_the_rows(pictures):
     assert torch.equal(part[0][0], pictures[4][0])
 
 
+def test_tensor_data_makes_batches_on_the_device_that_holds_it(pictures):
+    held = pictures.with_augmentation(CropAndFlip(padding=1)).to("meta")
+    inputs, targets = held.__getitems__([7, 0, 7])
+    assert inputs.device.type == targets.device.type == "meta"
+    assert (inputs.shape, inputs.dtype, targets.shape) == ((3, 3, 4, 4), torch.float32, (3,))
+    kept, held_out = split(held, 4)
+    assert kept.inputs.device.type == held_out.targets.device.type == "meta"
+    assert (len(kept), len(held_out)) == (6, 4)
+    assert pictures.inputs.device.type == "cpu"
+
+
+def test_tensor_data_may_keep_targets_elsewhere(pictures):
+    data = TensorData(pictures.inputs, pictures.targets.to("meta"), pictures.transform)
+    inputs, targets = data.__getitems__([1, 2])
+    assert torch.equal(inputs, pictures.__getitems__([1, 2])[0])
+    assert targets.device.type == "meta"
+
+
 def test_tensor_data_says_what_it_holds(pictures):
     assert repr(pictures) == "TensorData(10 examples of shape (3, 4, 4), uint8)"
 
@@ -81,6 +99,17 @@ def test_tensor_data_refuses_inputs_without_targets(inputs, targets):
 
 def test_data_set_knows_the_shape_of_an_input(pictures):
     assert DataSet("pictures", pictures, pictures, "classification", 10).input_shape == (3, 4, 4)
+
+
+def test_data_set_is_held_on_a_device_as_a_whole(pictures):
+    augmented = pictures.with_augmentation(CropAndFlip())
+    data = DataSet("pictures", augmented, pictures, "classification", 10)
+    held = data.to("meta")
+    assert held.train.inputs.device.type == held.test.targets.device.type == "meta"
+    assert held.train.augmentation is augmented.augmentation
+    assert held.test.transform is pictures.transform
+    again = data.to("cpu")
+    assert torch.equal(again.test[3][0], data.test[3][0])
 
 
 def test_data_set_normalised_reads_both_parts_through_new_statistics(pictures):

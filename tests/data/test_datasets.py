@@ -8,7 +8,7 @@ import torch
 from bayesify.data import datasets, load_dataset, loader
 from bayesify.data.catalogue import data_root
 
-WITHOUT_FILES = ("cubic_1d", "curve_1d", "digits", "two_moons")
+WITHOUT_FILES = ("cubic_1d", "curve_1d", "digits", "two_moons", "volumes")
 WITH_FILES = ("cifar10", "cifar100_test", "fashion_mnist", "imdb", "mnist")
 
 

@@ -138,3 +138,31 @@ def test_crop_and_flip_refuses_what_is_not_an_image():
 def test_crop_and_flip_refuses_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         CropAndFlip(**options)
+
+
+def test_crop_and_flip_draws_shifts_and_then_mirrors():
+    images = torch.rand(32, 2, 6, 5)
+    augment = CropAndFlip(padding=2, generator=torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    # A run is the same from one version to the next only if this order of draws stays.
+    shifts = torch.randint(0, 5, (32, 2), generator=generator)
+    is_flipped = torch.rand(32, 1, generator=generator) < 0.5
+    padded = torch.nn.functional.pad(images, (2,) * 4)
+    expected = torch.stack(
+        [
+            image[:, top : top + 6, left : left + 5].flip(2 if is_mirrored else ())
+            for image, (top, left), is_mirrored in zip(padded, shifts, is_flipped, strict=True)
+        ]
+    )
+    assert torch.equal(augment(images), expected)
+
+
+@pytest.mark.parametrize("make", [CropAndFlip, lambda generator: Normalise((0.5,) * 3, (0.2,) * 3)])
+def test_transforms_work_where_the_images_are_and_draw_on_the_cpu(make):
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    here = make(generator=generators[0])(images)
+    there = make(generator=generators[1])(images.to("meta"))
+    assert there.device.type == "meta"
+    assert (there.shape, there.dtype) == (here.shape, here.dtype)
+    assert torch.equal(*(generator.get_state() for generator in generators))

@@ -4,7 +4,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from bayesify.distributions import Normal, NormalPrior, Prior, divergence, divergence_problem
+from bayesify.distributions import (
+    Normal,
+    NormalPrior,
+    Prior,
+    chosen_estimator,
+    divergence,
+    divergence_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -26,11 +33,13 @@ class Narrow(NormalPrior):
 VALUES = {"mean": torch.zeros(2), "rho": torch.zeros(2)}
 
 
-def test_an_unknown_pair_is_refused_by_name():
-    message = "no KL is known between the 'normal' family and the 'odd' prior"
-    assert divergence_problem(Normal(), Odd()) == message
+def test_a_pair_without_a_closed_form_is_refused_one_and_drawn_instead():
+    message = "no closed form is known for the 'normal' family and the 'odd' prior"
+    assert divergence_problem(Normal(), Odd(), "closed") == message
     with pytest.raises(ValueError, match=message):
-        divergence(Normal(), VALUES, Odd())
+        divergence(Normal(), VALUES, Odd(), estimator="closed")
+    assert divergence_problem(Normal(), Odd()) is None
+    assert chosen_estimator(Normal(), Odd()).name == "streamed"
 
 
 def test_a_prior_with_impossible_numbers_is_refused():

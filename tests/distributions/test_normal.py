@@ -6,7 +6,7 @@ from torch.distributions import Normal as Reference
 from torch.distributions import kl_divergence
 
 from bayesify.distributions import Normal, NormalPrior, divergence, softplus
-from bayesify.distributions.family import describe, rebuild_family, rebuild_prior
+from bayesify.distributions.family import as_family, as_prior, describe
 
 FAMILY = Normal()
 
@@ -192,8 +192,8 @@ def test_prior_says_what_is_wrong_with_its_numbers(prior, problem):
 def test_family_and_prior_survive_a_json_round_trip():
     prior = NormalPrior(mean=0.1, std=0.2)
     assert describe(prior) == {"name": "normal", "mean": 0.1, "std": 0.2}
-    assert rebuild_prior(describe(prior)) == prior
-    assert rebuild_family(describe(FAMILY)) == FAMILY
+    assert as_prior(describe(prior)) == prior
+    assert as_family(describe(FAMILY)) == FAMILY
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -60,9 +60,11 @@ def test_naming_another_method_drops_the_options_of_the_old_one(path):
     assert same.method["prior_std"] == 0.3
 
 
-def test_naming_another_data_set_keeps_the_batch_size(path):
-    recipe = read_recipe(path, {"data": {"name": "two_moons"}})
-    assert recipe.data["batch_size"] == 32
+def test_naming_another_data_set_keeps_what_is_not_the_data_sets_own(path):
+    held = read_recipe(path, {"data": {"device": "auto"}})
+    assert held.options("data") == {}
+    recipe = make_recipe(held.to_dict(), {"data": {"name": "two_moons"}})
+    assert (recipe.data["batch_size"], recipe.data["device"]) == (32, "auto")
 
 
 def test_defaults_fill_what_is_left_open():
@@ -113,6 +115,11 @@ def test_settings_that_need_a_run_folder_are_accepted(path):
         ({"data": {"validation": 1.5}}, "data.validation must be a fraction below 1"),
         ({"data": {"validation": -1}}, "data.validation must be a fraction below 1"),
         ({"data": {"root": 3}}, "data.root must be the path of a folder, got 3"),
+        (
+            {"data": {"device": "gpu"}},
+            "data.device must be one of 'auto', 'cpu', 'cuda', got 'gpu'",
+        ),
+        ({"fit": {"channels_last": 1}}, "channels_last of [fit] must be true or false, got 1"),
         ({"method": {"name": "meanfield"}}, "unknown method 'meanfield'. Did you mean"),
         ({"method": {"prior_sd": 1}}, "unknown method 'mean_field' option 'prior_sd'. Did you"),
         ({"method": {"how": "both"}}, "how of method 'mean_field' must be 'sample' or 'local'"),

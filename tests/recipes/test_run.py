@@ -10,8 +10,9 @@ import torch
 import bayesify as bf
 from bayesify.archive import read_archive
 from bayesify.recipes.recipe import make_recipe
-from bayesify.recipes.run import build, run_recipe
+from bayesify.recipes.run import build, data_device, run_recipe
 from bayesify.recipes.run_folder import RunFolder, model_path, write_json
+from bayesify.recipes.trained import load_trained
 
 TABLES = {
     "model": {"name": "mlp", "hidden": [8]},
@@ -97,6 +98,35 @@ def test_resume_goes_on_and_refuses_another_run(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=f"cannot be resumed with another {table}"):
             run_recipe(make_recipe(TABLES, {table: change}), run, resume=True)
+
+
+def test_examples_are_held_where_the_recipe_says(monkeypatch):
+    def device(**tables):
+        return str(data_device(make_recipe(TABLES, tables)))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device() == device(data={"device": "auto"}) == device(data={"device": "cpu"}) == "cpu"
+    with pytest.raises(ValueError, match="'cuda', but torch finds no GPU: choose 'auto' or 'cpu'"):
+        build(make_recipe(TABLES, {"data": {"device": "cuda"}}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device() == device(data={"device": "cpu"}) == "cpu"
+    assert device(data={"device": "auto"}, fit={"accelerator": "cpu"}) == "cpu"
+    assert device(data={"device": "auto"}) == device(data={"device": "cuda"}) == "cuda:0"
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert device(data={"device": "auto"}) == "cuda:2"
+
+
+def test_where_examples_are_held_changes_neither_the_run_nor_who_may_resume_it(tmp_path):
+    runs = [RunFolder(tmp_path / name) for name in ("one", "two")]
+    run_recipe(make_recipe(TABLES), runs[0])
+    held = make_recipe(TABLES, {"data": {"device": "auto"}, "fit": {"accelerator": "cpu"}})
+    run_recipe(held, runs[1])
+    first, second = map(weights, runs)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    _, history = run_recipe(held, runs[0], resume=True)
+    assert len(history.rows) == 2
+    # A model remembers its data set, and loads it where it is asked to.
+    assert load_trained(runs[1].path).load_data().test.inputs.device.type == "cpu"
 
 
 def test_model_path_finds_the_file_or_says_what_is_missing(tmp_path):

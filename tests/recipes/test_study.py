@@ -54,6 +54,24 @@ def test_a_quick_cell_is_short_and_starts_no_warmer_than_the_cell() -> None:
     assert cells["cold-weak"].recipe.warm_start == {}
 
 
+def test_a_choice_may_add_to_the_quick_form() -> None:
+    small = {"model": {"hidden": [2]}, "measure": {"num_samples": 1}, "fit": {"epochs": 2}}
+    axes = {
+        **TABLES["axes"],
+        "width": {"wide": {"model": {"hidden": [9]}, "quick": small}, "narrow": {}},
+    }
+    study = make_study("a/b", TABLES | {"axes": axes})
+    full = {cell.name: cell for cell in study.cells()}
+    quick = {cell.name: cell for cell in study.cells(is_quick=True)}
+    assert full["plain-full-wide"].recipe.model["hidden"] == [9]
+    assert full["plain-full-wide"].measure == {"num_samples": 10}
+    wide, narrow = quick["plain-full-wide"], quick["plain-full-narrow"]
+    assert (wide.recipe.model["hidden"], wide.measure["num_samples"]) == ([2], 1)
+    assert wide.recipe.fit["epochs"] == 2
+    assert wide.recipe.warm_start == {"epochs": 1}
+    assert (narrow.recipe.model["hidden"], narrow.recipe.fit["epochs"]) == ([8], 1)
+
+
 def test_changes_win_over_the_study() -> None:
     changes = {"fit": {"epochs": 9}, "measure": {"num_samples": 2}}
     cell = make_study("a/b", TABLES).cells(changes=changes)[0]
@@ -63,10 +81,11 @@ def test_changes_win_over_the_study() -> None:
 
 def test_another_name_drops_the_old_options() -> None:
     first = {"method": {"name": "mean_field", "prior_std": 1.0}, "data": {"name": "a", "root": "r"}}
+    first["data"]["device"] = "auto"
     second = {"method": {"name": "deterministic"}, "data": {"name": "b"}}
     assert deep_merged(first, second) == {
         "method": {"name": "deterministic"},
-        "data": {"name": "b", "root": "r"},
+        "data": {"name": "b", "root": "r", "device": "auto"},
     }
 
 

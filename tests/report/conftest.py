@@ -54,6 +54,18 @@ REGRESSION = {
     "rmse": 0.07124,
     "nll": -1.2,
 }
+CONFIDENCE = {
+    "scores": {"accuracy": 0.9231, "nll": 0.2512, "brier": 0.112, "ece": 0.0123},
+    "num_samples": 100,
+    "sets": {
+        "level": [0.5, 0.9, 1.0],
+        "accuracy": [0.93, 0.96, 0.99],
+        "size": [0.98, 0.9, 0.8],
+    },
+    "kl": 123456.0,
+    "kl_estimate_std": 12.0,
+    "mean_std": 0.00512,
+}
 SPEED = {
     "rows": [
         {
@@ -68,7 +80,13 @@ SPEED = {
         {"table": "3.2", "layer": "dense", "mode": "compiled", "median_us": 15.07},
     ]
 }
-MEASURED = {"pruning": PRUNING, "regression": REGRESSION, "speed": SPEED, "gap": {"gap": 0.25}}
+MEASURED = {
+    "pruning": PRUNING,
+    "regression": REGRESSION,
+    "confidence": CONFIDENCE,
+    "speed": SPEED,
+    "gap": {"gap": 0.25},
+}
 PAPER = {
     "source": "Table 4.3",
     "sparsity": [0.5736, 0.5396, 0.239],

@@ -18,7 +18,7 @@ from bayesify.report import (
     reliability_panels_figure,
     sparsity_figure,
 )
-from bayesify.report.curves import sample_ticks
+from bayesify.report.curves import confidence_figure, sample_ticks, set_spread_figure
 from bayesify.report.measurements import Bands, RegressionMeasurement, ReliabilityBins
 
 LINE = Line("first", [1, 2, 3], [90.0, 60.0, 50.0], [5.0, 4.0, 3.0])
@@ -256,11 +256,46 @@ def test_a_legend_of_many_long_names_stays_inside_the_figure():
     assert figure.axes[0].get_window_extent().height > 0.25 * height
 
 
+def test_confidence_of_one_panel_stands_beside_its_size():
+    accuracy = Line("x", [0.5, 1.0], [0.9, math.nan], [0.01, 0.0])
+    figure = confidence_figure({"": [accuracy]}, {"": [Line("x", [0.5, 1.0], [0.98, 0.0])]})
+    right, size = figure.axes
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["accuracy of the set", "size of the set, of all test data"]
+    np.testing.assert_allclose(right.lines[0].get_ydata(), [90.0, math.nan])
+    np.testing.assert_allclose(size.lines[0].get_ydata(), [98.0, 0.0])
+    assert [text.get_text() for text in size.get_xticklabels()] == ["50", "100"]
+    assert legend(figure) == ["x"]
+    assert drawn(figure).std() > 0
+
+
+def test_confidence_of_several_panels_stands_above_its_size_on_one_axis_each():
+    accuracy = {
+        name: [Line("x", [0.5, 1.0], [low, 0.99])] for name, low in (("a", 0.9), ("b", 0.93))
+    }
+    size = {name: [Line("x", [0.5, 1.0], [1.0, low])] for name, low in (("a", 0.5), ("b", 0.6))}
+    figure = confidence_figure(accuracy, size)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "a", "b"]
+    limits = [axes.get_ylim() for axes in figure.axes]
+    assert limits[0] == limits[1] != limits[2] == limits[3]
+    assert [part.get_suptitle() for part in figure.subfigs] == [
+        "accuracy of the set",
+        "size of the set, of all test data",
+    ]
+
+
+def test_a_spread_is_drawn_in_points_from_zero():
+    figure = set_spread_figure({"": [Line("x", [0.5, 1.0], [0.004, 0.01])]})
+    (axes,) = figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.4, 1.0])
+    assert axes.get_ylim()[0] == 0.0
+
+
 def test_drawing_never_imports_pyplot():
     code = (
         "import sys\n"
         "from bayesify.report import Line, energy_figure\n"
-        "from bayesify.report.illustrations import embedded\n"
+        "from bayesify.report.illustration import embedded\n"
         "assert 'matplotlib' not in sys.modules\n"
         "embedded(energy_figure({'': [Line('x', [1, 2], [3.0, 2.0])]}))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

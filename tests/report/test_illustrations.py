@@ -5,8 +5,8 @@ import base64
 import pytest
 
 from bayesify.report.curves import Line, energy_figure
+from bayesify.report.illustration import embedded
 from bayesify.report.illustrations import (
-    embedded,
     history_lines,
     log_uniform_illustration,
     pooled,

@@ -36,6 +36,20 @@ def test_every_telling_label_has_one_role(values, roles):
     assert roles_of(cells(**values)) == roles
 
 
+@pytest.mark.parametrize(
+    ("values", "colour", "roles"),
+    [
+        ({"network": TWO, "m": TWO}, "m", Roles("network", "m", ())),
+        ({"network": TWO, "m": TWO}, "network", Roles("m", "network", ())),
+        ({"m": TWO, "network": TWO, "data": TWO}, "m", Roles("data", "m", ("network",))),
+        ({"m": TWO}, "m", Roles(None, "m", ())),
+        ({"m": ("a",), "network": TWO}, "m", Roles(None, "network", ())),
+    ],
+)
+def test_colours_are_for_the_label_that_is_named(values, colour, roles):
+    assert roles_of(cells(**values), colour) == roles
+
+
 def test_a_label_that_some_cells_lack_tells_them_apart():
     assert roles_of([{"layer": "a"}, {"layer": "b", "kl": "x"}]) == Roles("kl", "layer", ())
 

@@ -47,6 +47,26 @@ def test_cells_that_labels_do_not_tell_apart_have_colours_and_names(folder, labe
     assert [look[1:] for look in found.values()] == [("one", 0, 0), ("two", 1, 0)]
 
 
+def test_a_number_is_called_by_its_label_too(folder):
+    for m in ("1", "17", "closed"):
+        folder.write(cell=m, labels={"m": m})
+    assert [name for _, name, _, _ in looks_of(folder).values()] == ["m: 1", "m: 17", "closed"]
+
+
+def test_colours_can_be_given_to_another_label(folder):
+    for network in ("deep", "wide"):
+        for m in ("1", "100"):
+            folder.write(cell=f"{network}-{m}", labels={"network": network, "m": m})
+    study = folder.study()
+    looks = Looks(study, "m")
+    found = {
+        group.name: (looks.panel(group), looks.name(group), looks.colour(group))
+        for group in study.groups
+    }
+    assert found["deep-1"] == ("network: deep", "m: 1", 0)
+    assert found["wide-100"] == ("network: wide", "m: 100", 1)
+
+
 def test_protocols_have_figures_of_their_own_and_share_looks(folder):
     for protocol in ("elbo", "tempered"):
         labels = {"layer": "dense", "protocol": protocol}

@@ -58,6 +58,17 @@ def test_regression_and_speed_are_read(cell):
     assert (second.how, second.timed, second.optimizer) == ("", "", "")
 
 
+def test_confidence_is_read_in_the_order_of_its_levels(cell):
+    measured = cell("confidence")["measured"]
+    measured["sets"] = {"level": [1, 0.5], "accuracy": [None, 0.9], "size": [0.0, 1.0]}
+    measured["kl"] = None
+    del measured["mean_std"]
+    found = read("confidence", measured)
+    assert found.scores["accuracy"] == 0.9231
+    assert (found.levels, found.accuracy, found.size) == ((0.5, 1.0), (0.9, None), (1.0, 0.0))
+    assert (found.kl, found.mean_std) == (None, None)
+
+
 def test_a_kind_that_is_not_known_is_read_as_scalars():
     assert read("gap", {"a": {"b": 1}}) == OtherMeasurement({"a.b": 1})
     with pytest.raises(ResultError, match=r"measured must be an object, got \[1\]"):
@@ -83,6 +94,8 @@ def damaged(content, *place, value):
         ("pruning", ["reliability", "count"], [1, 1, 1], "not empty; bin 0"),
         ("regression", ["bands", "std"], [0.1], "one length: x, mean, std, epistemic_std, truth"),
         ("regression", ["train", "y"], [], "one length: x, y"),
+        ("confidence", ["sets", "size"], [0.1], "one length: level, accuracy and size"),
+        ("confidence", ["scores", "nll"], "low", r"scores\.nll must be a number"),
         ("speed", ["rows", 1, "median_us"], "fast", r"rows\[1\]\.median_us must be a number"),
     ],
 )

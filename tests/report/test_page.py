@@ -61,7 +61,7 @@ def written(folder, tmp_path):
 
 
 def test_a_page_of_every_kind_is_whole_and_accessible(folder, written, paper):
-    for kind in ("pruning", "regression", "speed", "gap"):
+    for kind in ("pruning", "regression", "confidence", "speed", "gap"):
         folder.write(kind, paper=paper if kind == "pruning" else None)
     text, page = written()
     assert text.startswith("<!DOCTYPE html>")

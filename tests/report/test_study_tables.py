@@ -14,6 +14,14 @@ def texts(table):
     [
         ("pruning", ["Sparsity and test accuracy", "Likelihood, calibration and size"]),
         ("regression", ["Error and coverage"]),
+        (
+            "confidence",
+            [
+                "Accuracy of the confidence set, %",
+                "Size of the confidence set, % of the test set",
+                "Scores on the whole test set",
+            ],
+        ),
         ("speed", ["frequentist, additive, on NVIDIA H200"]),
         ("gap", ["What was measured"]),
     ],

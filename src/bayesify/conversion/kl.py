@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.posterior import Posterior, posteriors
-from bayesify.distributions import Family, Prior, divergence
+from bayesify.distributions import Family, Prior, estimators
 from bayesify.types import device_of
 
 
@@ -20,13 +20,15 @@ def kl(model: nn.Module) -> Tensor:
     if not sites:
         return torch.zeros((), device=device_of(model))
     alike, terms = _grouped(sites)
-    for (family, prior, *_), members in alike.items():
+    for (family, prior, estimator, num_samples, *_), members in alike.items():
         # One pass over all sites that share a family and a prior: a few kernels, not a few each.
         parameters = {
             name: torch.cat([member[name].flatten() for member in members])
             for name in family.parameter_names
         }
-        terms.append(divergence(family, parameters, prior))
+        first = family.parameter_names[0]
+        joined = family.joined(tuple(member[first].numel() for member in members))
+        terms.append(estimators[estimator](joined, parameters, prior, num_samples))
     if len(terms) == 1:
         return terms[0]
     # A model spread over several devices has terms on each; one number needs one of them.
@@ -34,7 +36,7 @@ def kl(model: nn.Module) -> Tensor:
     return torch.stack([term.to(device) for term in terms]).sum()
 
 
-Group = tuple[Family, Prior, torch.dtype, torch.device]
+Group = tuple[Family, Prior, str, int, torch.dtype, torch.device]
 
 
 def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]]], list[Tensor]]:
@@ -45,10 +47,11 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
         is_sharded = hasattr(first, "full_tensor")
-        if is_sharded or site.is_tied_scale or not site.family.is_elementwise:
+        if is_sharded or site.is_tied_scale or not site.prior.is_elementwise:
             alone.append(whole(site.kl()))
         else:
-            key = (site.family, site.prior, first.dtype, first.device)
+            how = (site.estimator, site.num_samples)
+            key = (site.family, site.prior, *how, first.dtype, first.device)
             alike.setdefault(key, []).append(parameters)
     return alike, alone
 

@@ -15,8 +15,9 @@ from torch.nn.parameter import is_lazy
 from bayesify.conversion.local import functional_form
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.conversion.select import Candidate, Selection
-from bayesify.distributions import Family, Prior, divergence_problem
-from bayesify.distributions.family import describe, rebuild_family, rebuild_prior
+from bayesify.distributions import Family, Prior, chosen_estimator, divergence_problem
+from bayesify.distributions.divergence import AUTO
+from bayesify.distributions.family import as_family, as_prior, describe
 from bayesify.types import ConversionError
 
 Scale = Literal["weight", "out"]
@@ -40,6 +41,8 @@ class Site:
         can_be_local: Whether its layer has a rule for local reparameterisation.
         fixed_row: The row of an embedding that stays as it is, its padding.
         original_shape: Its shape before dead units were removed; None where none was.
+        estimator: How its KL is found.
+        num_samples: Draws averaged for the KL, where it is found by drawing.
     """
 
     path: str
@@ -54,6 +57,8 @@ class Site:
     can_be_local: bool = False
     fixed_row: int | None = None
     original_shape: tuple[int, ...] | None = None
+    estimator: str = AUTO
+    num_samples: int = 1000
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields."""
@@ -65,6 +70,8 @@ class Site:
             "original_shape": None if self.original_shape is None else list(self.original_shape),
             "family": describe(self.family),
             "prior": describe(self.prior),
+            "estimator": self.estimator,
+            "num_samples": self.num_samples,
         }
 
     @classmethod
@@ -76,8 +83,10 @@ class Site:
             shape=tuple(fields["shape"]),
             scale_shape=tuple(fields["scale_shape"]),
             original_shape=_tuple_or_none(fields.get("original_shape")),
-            family=rebuild_family(fields["family"]),
-            prior=rebuild_prior(fields["prior"]),
+            family=as_family(fields["family"]),
+            prior=as_prior(fields["prior"]),
+            estimator=fields.get("estimator", AUTO),
+            num_samples=fields.get("num_samples", 1000),
         )
 
 
@@ -122,6 +131,8 @@ class Choices:
     initial_std: float | None = None
     how: Literal["sample", "local"] = "sample"
     scale: Scale = "weight"
+    estimator: str = AUTO
+    num_samples: int = 1000
 
 
 def make_plan(model: nn.Module, selection: Selection, choices: Choices) -> Plan:
@@ -138,8 +149,9 @@ def make_plan(model: nn.Module, selection: Selection, choices: Choices) -> Plan:
             prior = choices.prior(candidate.path, candidate.shape)
         except Exception as error:  # the user's own function: whatever it raises is the reason
             reasons.append(f"the prior could not be made: {type(error).__name__}: {error}")
-        if prior is not None and (problem := divergence_problem(choices.family, prior)):
-            reasons.append(problem)
+        if prior is not None:
+            problem = divergence_problem(choices.family, prior, choices.estimator)
+            reasons += [problem] if problem else []
         failures += [(candidate.path, reason) for reason in reasons]
         if not reasons and prior is not None:
             sites.append(_site(candidate, choices, prior, read_by_parent))
@@ -213,6 +225,8 @@ def _site(
         how="local" if choices.how == "local" and can_be_local else "sample",
         can_be_local=can_be_local,
         fixed_row=padding,
+        estimator=chosen_estimator(choices.family, prior, choices.estimator).name,
+        num_samples=choices.num_samples,
     )
 
 
@@ -251,7 +265,15 @@ def site_posterior(site: Site, tensor: nn.Parameter) -> Posterior:
         rows = torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape)
         keep = torch.arange(tensor.shape[0], device=tensor.device) != site.fixed_row
         random_index = rows[keep].flatten()
-    posterior = Posterior(tensor, std, site.family, site.prior, random_index=random_index)
+    posterior = Posterior(
+        tensor,
+        std,
+        site.family,
+        site.prior,
+        random_index=random_index,
+        estimator=site.estimator,
+        num_samples=site.num_samples,
+    )
     posterior.how = site.how
     posterior.can_be_local = site.can_be_local
     return posterior

@@ -25,7 +25,8 @@ from bayesify.conversion.recall import (
     refuse_compiled_code,
     repeat,
 )
-from bayesify.distributions import Family, Prior, divergence
+from bayesify.distributions import Family, Prior, chosen_estimator, estimators
+from bayesify.distributions.divergence import AUTO
 from bayesify.distributions.family import Parameters
 
 How = Literal["sample", "local", "mean"]
@@ -47,6 +48,8 @@ class Posterior(nn.Module):
         prior: What they are measured against.
         index: Flat positions of the entries that exist; the others are 0 and not stored.
         random_index: Positions, among the existing entries, of those that are random.
+        estimator: How the KL is found; "auto" takes the best there is for this pair.
+        num_samples: Draws averaged by an estimator that draws.
     """
 
     index: Tensor | None
@@ -61,10 +64,14 @@ class Posterior(nn.Module):
         *,
         index: Tensor | None = None,
         random_index: Tensor | None = None,
+        estimator: str = AUTO,
+        num_samples: int = 1000,
     ) -> None:
         super().__init__()
         self.family = family
         self.prior = prior
+        self.estimator = chosen_estimator(family, prior, estimator).name
+        self.num_samples = num_samples
         self.how: How = "sample"
         self.shape = tensor.shape
         self.is_tied_scale = std.shape != tensor.shape
@@ -82,7 +89,9 @@ class Posterior(nn.Module):
         names = family.parameter_names
         initial = family.initial(random, std.detach().to(values.dtype))
         if random_index is not None:
-            initial[names[0]] = values  # what is not random has a location too
+            # What is not random has a location too.
+            whole = values.flatten().index_copy(0, random_index, initial[names[0]])
+            initial[names[0]] = whole.view(values.shape)
         for name in names:
             entry = nn.Parameter(initial[name].clone(memory_format=torch.preserve_format))
             self.register_parameter(name, entry)
@@ -129,7 +138,8 @@ class Posterior(nn.Module):
 
     def kl(self) -> Tensor:
         """Return KL(posterior ‖ prior) over the random entries, in nats."""
-        return divergence(self.family, self.random_parameters(), self.prior)
+        estimate = estimators[self.estimator]
+        return estimate(self.family, self.random_parameters(), self.prior, self.num_samples)
 
     def dense_mean(self) -> Tensor:
         """Return the mean of the whole tensor."""

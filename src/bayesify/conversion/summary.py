@@ -16,12 +16,12 @@ from bayesify.conversion.kl import kl
 from bayesify.conversion.layer_class import SUFFIX
 from bayesify.conversion.plan import Skip
 from bayesify.conversion.posterior import Posterior, posteriors
-from bayesify.distributions import Prior
+from bayesify.distributions import Prior, estimators
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_SITE_HEADINGS = ("site", "shape", "module", "family", "prior", "how")
+_SITE_HEADINGS = ("site", "shape", "module", "family", "prior", "KL", "how")
 _COUNT_HEADINGS = ("random", "live", "total", "mean std")
 _SKIP_HEADINGS = ("deterministic", "shape", "why")
 
@@ -37,6 +37,7 @@ class SiteRow:
         module: The type of the module that owns it.
         family: The name of its posterior family.
         prior: Its prior, in words.
+        kl: How its KL is found, with the number of draws where it is found by drawing.
         how: How its randomness travels: "sample", "local" or "mean".
         num_random: How many of its entries are random.
         num_live: How many exist.
@@ -50,6 +51,7 @@ class SiteRow:
     module: str
     family: str
     prior: str
+    kl: str
     how: str
     num_random: int
     num_live: int
@@ -104,7 +106,7 @@ class Summary:
 
         parts: list[RenderableType] = [Text(self._title(), style="bold")]
         # Narrower than the text: one column of counts, which says no more than it has to.
-        sites = [(*cells[:6], _merged(cells[6:9]), cells[9]) for cells in self._site_cells()]
+        sites = [(*cells[:7], _merged(cells[7:10]), cells[10]) for cells in self._site_cells()]
         headings = (*_SITE_HEADINGS, _COUNT_HEADINGS[0], _COUNT_HEADINGS[-1])
         for names, rows in ((headings, sites), (_SKIP_HEADINGS, self._skip_cells())):
             table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -141,6 +143,7 @@ class Summary:
                 row.module,
                 row.family,
                 row.prior,
+                row.kl,
                 row.how,
                 f"{row.num_random:,}",
                 f"{row.num_live:,}",
@@ -200,6 +203,7 @@ def _site_rows(model: nn.Module) -> Iterator[SiteRow]:
             module=places[0][1] if places else type(site).__name__,
             family=site.family.name,
             prior=_describe(site.prior),
+            kl=_describe_kl(site),
             how=site.how,
             num_random=site.num_random,
             num_live=site.num_live,
@@ -228,6 +232,12 @@ def _describe(prior: Prior) -> str:
         for key, value in dataclasses.asdict(prior).items()
     ]
     return f"{prior.name}({', '.join(options)})"
+
+
+def _describe_kl(site: Posterior) -> str:
+    if not estimators[site.estimator].needs_samples:
+        return site.estimator
+    return f"{site.estimator} ({site.num_samples:,} draws)"
 
 
 def _shape_of(value: nn.Parameter) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from bayesify.data import digits as digits
 from bayesify.data import imdb as imdb
 from bayesify.data import mnist as mnist
 from bayesify.data import synthetic as synthetic
+from bayesify.data import volumes as volumes
 from bayesify.data.catalogue import datasets, load_dataset
 from bayesify.data.dataset import DataSet, TensorData
 from bayesify.data.download import DataNotFoundError

@@ -63,18 +63,25 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
         A `DataLoader` calls this once per batch; `loader` keeps it from collating again.
         """
         # index_select copies whole rows; the bracket notation is some thirty times slower.
-        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
-        inputs = self.inputs.index_select(0, rows)
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        inputs = self.inputs.index_select(0, rows.to(self.inputs.device, non_blocking=True))
         if self.augmentation is not None:
             inputs = self.augmentation(inputs)
         if self.transform is not None:
             inputs = self.transform(inputs)
-        return inputs, self.targets.index_select(0, rows.to(self.targets.device))
+        rows = rows.to(self.targets.device, non_blocking=True)
+        return inputs, self.targets.index_select(0, rows)
 
     def select(self, indices: Tensor) -> TensorData:
         """Return a copy of these examples, with the same transform and augmentation."""
         return TensorData(
             self.inputs[indices], self.targets[indices], self.transform, self.augmentation
+        )
+
+    def to(self, device: torch.device | str) -> TensorData:
+        """Return the same examples, held on a device; their batches are made there."""
+        return TensorData(
+            self.inputs.to(device), self.targets.to(device), self.transform, self.augmentation
         )
 
     def with_transform(self, transform: Transform | None) -> TensorData:
@@ -132,6 +139,10 @@ class DataSet:
     def input_shape(self) -> tuple[int, ...]:
         """Return the shape of one input: (channels, height, width) for images."""
         return tuple(self.test.inputs.shape[1:])
+
+    def to(self, device: torch.device | str) -> DataSet:
+        """Return the same set, its examples held on a device; their batches are made there."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def normalised(self, mean: tuple[float, ...], std: tuple[float, ...]) -> DataSet:
         """Return the set normalised by other statistics.

@@ -47,8 +47,11 @@ class Normalise:
             )
         brightest = 1.0 if images.is_floating_point() else BRIGHTEST_PIXEL
         per_channel = (-1,) + (1,) * (images.ndim - 2)
-        mean = torch.tensor(self.mean, device=images.device).view(per_channel)
-        std = torch.tensor(self.std, device=images.device).view(per_channel)
+        mean, std = (
+            # Made on the CPU and sent without waiting: made on a GPU they would wait for its work.
+            torch.tensor(values).to(images.device, non_blocking=True).view(per_channel)
+            for values in (self.mean, self.std)
+        )
         # One multiplication and one addition in place: half the memory traffic of the formula.
         return images.to(torch.float32, copy=True).mul_(1.0 / (brightest * std)).sub_(mean / std)
 
@@ -83,16 +86,20 @@ class CropAndFlip:
             )
         num_images, num_channels, height, width = images.shape
         padded = F.pad(images, (self.padding,) * 4)
-        rows, columns = self._pixels(num_images, height, width)
+        rows, columns = self._pixels(images)
         # A gather over flat pixel numbers does crop and flip in one pass.
         pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
         index = pixels.reshape(num_images, 1, height * width).expand(-1, num_channels, -1)
-        return padded.flatten(2).gather(2, index.to(images.device)).view(images.shape)
+        return padded.flatten(2).gather(2, index).view(images.shape)
 
-    def _pixels(self, num_images: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+    def _pixels(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        num_images, _, height, width = images.shape
+        device = images.device
+        # Drawn on the CPU, wherever the images are: a run is the same on every device.
         shifts = torch.randint(0, 2 * self.padding + 1, (num_images, 2), generator=self.generator)
-        draws = torch.rand(num_images, 1, generator=self.generator)
-        rows = shifts[:, :1] + torch.arange(height)
-        columns = torch.arange(width)
-        columns = torch.where(draws < self.flip_probability, width - 1 - columns, columns)
+        is_flipped = torch.rand(num_images, 1, generator=self.generator) < self.flip_probability
+        shifts, is_flipped = (each.to(device, non_blocking=True) for each in (shifts, is_flipped))
+        rows = shifts[:, :1] + torch.arange(height, device=device)
+        columns = torch.arange(width, device=device)
+        columns = torch.where(is_flipped, width - 1 - columns, columns)
         return rows, shifts[:, 1:] + columns

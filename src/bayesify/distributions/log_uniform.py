@@ -21,7 +21,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
 
 from bayesify.distributions.blocks import in_blocks
-from bayesify.distributions.divergence import divergences
+from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Parameters, Prior, priors
 from bayesify.distributions.log_uniform_fits import fitted_log_alpha, molchanov_fit
 from bayesify.distributions.log_uniform_series import (
@@ -32,6 +32,10 @@ from bayesify.distributions.log_uniform_series import (
 from bayesify.distributions.normal import Normal
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import log_softplus, softplus
+from bayesify.distributions.statistic import Log, Terms
+
+# With it the KL of N(0, std²), −½ log 2πe·std² + E[log |w|] − constant, is 0 at any std.
+_CONSTANT = -0.5 * math.log(2 * math.pi * math.e) - 0.5 * (0.5772156649015329 + math.log(2))
 
 LogUniformKL = Literal["exact", "molchanov", "kingma"]
 """The exact KL, or one of its published fits."""
@@ -51,9 +55,9 @@ class LogUniformPrior(Prior):
 
     kl: LogUniformKL = "exact"
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return −log |w|, up to the constant an improper prior does not have."""
-        return -value.abs().log()
+    def terms(self) -> tuple[float, Terms]:
+        """Return −log |w| and the constant with which the KL vanishes under much noise."""
+        return _CONSTANT, ((-1.0, Log()),)
 
     def problem(self) -> str | None:
         """Return why the KL cannot be computed, or None."""
@@ -62,12 +66,12 @@ class LogUniformPrior(Prior):
         return f"kl must be 'exact', 'molchanov' or 'kingma', got {self.kl!r}"
 
 
-@divergences.register(Normal, LogUniformPrior)
+@closed.register(Normal, LogUniformPrior)
 def normal_from_log_uniform(
-    family: Normal, parameters: Parameters, prior: LogUniformPrior
+    family: Normal, parameters: Parameters, prior: LogUniformPrior, num_samples: int = 0
 ) -> Tensor:
     """Return Σ 2 ∫₀ˣ D(u) du with x = |mean| / (std √2), or Molchanov's fit of it."""
-    del family
+    del family, num_samples
     mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
     if prior.kl == "kingma":
         raise ValueError(

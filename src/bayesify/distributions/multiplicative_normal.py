@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.distributions.divergence import divergences
+from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Family, Parameters, families
 from bayesify.distributions.log_uniform import LogUniformPrior, multiplicative_kl
 from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
@@ -63,12 +63,15 @@ class MultiplicativeNormal(Family):
         return -0.5 * (standardised + torch.log(2 * torch.pi * variance))
 
 
-@divergences.register(MultiplicativeNormal, LogUniformPrior)
+@closed.register(MultiplicativeNormal, LogUniformPrior)
 def multiplicative_from_log_uniform(
-    family: MultiplicativeNormal, parameters: Parameters, prior: LogUniformPrior
+    family: MultiplicativeNormal,
+    parameters: Parameters,
+    prior: LogUniformPrior,
+    num_samples: int = 0,
 ) -> Tensor:
     """Return the KL, a function of alpha alone."""
-    del family
+    del family, num_samples
     logit = at_least_float32(parameters["logit_alpha"])
     if prior.kl == "exact":
         total = multiplicative_kl(logit)

@@ -11,80 +11,82 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 from bayesify.distributions.blocks import in_blocks
-from bayesify.distributions.divergence import divergences
-from bayesify.distributions.family import Family, Parameters, Prior, families, priors
+from bayesify.distributions.estimator import closed
+from bayesify.distributions.family import Parameters, families, priors
+from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
 from bayesify.distributions.precision import at_least_float32
-from bayesify.distributions.scale import inverse_softplus, log_softplus, softplus
+from bayesify.distributions.scale import log_softplus, softplus
+from bayesify.distributions.statistic import Exponent, Power, Statistic, Terms
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 @families.register("normal")
 @dataclass(frozen=True)
-class Normal(Family):
+class Normal(LocationScale):
     """Independent N(mean, std²) with std = softplus(rho)."""
 
     name: ClassVar[str] = "normal"
-    parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
     is_gaussian: ClassVar[bool] = True
+    has_exponential_moments: ClassVar[bool] = True
 
-    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
-        """Return mean = tensor and the rho of std."""
-        return {"mean": tensor, "rho": inverse_softplus(at_least_float32(std)).to(std.dtype)}
+    def standard_noise(self, like: Tensor) -> Tensor:
+        """Draw from N(0, 1)."""
+        return torch.randn_like(like)
 
-    def deviation(self, parameters: Parameters) -> Tensor:
-        """Return std · noise, drawn in float32 or better.
+    def noise_log_prob(self, noise: Tensor) -> Tensor:
+        """Return −½ log 2π − ½ noise²."""
+        return -_HALF_LOG_TWO_PI - 0.5 * noise.square()
 
-        In bfloat16 the noise of a small std would be rounded to a grid of 2⁻⁸ of itself.
-        """
-        mean, rho = parameters["mean"], at_least_float32(parameters["rho"])
-        return softplus(rho) * torch.randn_like(mean, dtype=rho.dtype)
+    def noise_entropy(self) -> float:
+        """Return ½ log 2πe."""
+        return _HALF_LOG_TWO_PI + 0.5
 
-    def mean(self, parameters: Parameters) -> Tensor:
-        """Return the mean."""
-        return parameters["mean"]
+    def noise_moment(self, power: int) -> float:
+        """Return 1 · 3 · 5 · ... · (power − 1) for an even power, 0 for an odd one."""
+        return float(math.prod(range(1, power, 2))) if power % 2 == 0 else 0.0
 
-    def variance(self, parameters: Parameters) -> Tensor:
-        """Return std²."""
-        return softplus(at_least_float32(parameters["rho"])).square()
+    def expected_distance(self, offset: Tensor, std: Tensor) -> Tensor:
+        """Return the mean of a folded Normal."""
+        ratio = offset / std.clamp_min(torch.finfo(std.dtype).tiny)
+        tail = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
+        return offset * torch.erf(ratio * math.sqrt(0.5)) + tail
 
-    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
-        """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        mean, rho = map(at_least_float32, (parameters["mean"], parameters["rho"]))
-        standardised = (value - mean) / softplus(rho)
-        return -log_softplus(rho) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
+    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
+        """Return the average of exp(r (w − c)) too."""
+        if not isinstance(statistic, Exponent):
+            return super().expected(statistic, parameters)
+        mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
+        rate = statistic.rate
+        return torch.exp(rate * (mean - statistic.centre) + 0.5 * (rate * softplus(rho)).square())
 
 
 @priors.register("normal")
 @dataclass(frozen=True)
-class NormalPrior(Prior):
+class NormalPrior(LocationScalePrior):
     """N(mean, std²) on every entry."""
 
     name: ClassVar[str] = "normal"
-    mean: float = 0.0
-    std: float = 1.0
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    def of_noise(self) -> Normal:
+        """Return the Normal family."""
+        return Normal()
+
+    def terms(self) -> tuple[float, Terms]:
         """Return −log std − ½ log 2π − ½ ((w − mean)/std)²."""
-        standardised = (at_least_float32(value) - self.mean) / self.std
-        return -math.log(self.std) - _HALF_LOG_TWO_PI - 0.5 * standardised.square()
-
-    def problem(self) -> str | None:
-        """Say when the mean is not finite or the std not a positive finite number."""
-        if not math.isfinite(self.mean):
-            return f"the prior's mean must be finite, got {self.mean}"
-        if not (math.isfinite(self.std) and self.std > 0):
-            return f"the prior's std must be positive and finite, got {self.std}"
-        return None
+        weight = -0.5 / self.std**2
+        return -math.log(self.std) - _HALF_LOG_TWO_PI, ((weight, Power(2.0, self.mean)),)
 
 
-@divergences.register(Normal, NormalPrior)
-def normal_from_normal(family: Normal, parameters: Parameters, prior: NormalPrior) -> Tensor:
+@closed.register(Normal, NormalPrior)
+def normal_from_normal(
+    family: Normal, parameters: Parameters, prior: NormalPrior, num_samples: int = 0
+) -> Tensor:
     """Return Σ log(s/σ) + (σ² + (μ − m)² − s²) / (2 s²).
 
     A scale shared by several entries counts once for each of them.
     """
-    del family
+    del family, num_samples
     mean = at_least_float32(parameters["mean"])
     rho = at_least_float32(parameters["rho"])
     if peek_interpreter_stack() is None:

@@ -4,6 +4,14 @@ from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
+from bayesify.methods.monte_carlo_kl import MonteCarloKL
 from bayesify.methods.variational_dropout import VariationalDropout
 
-__all__ = ["DeepEnsemble", "Deterministic", "MCDropout", "MeanField", "VariationalDropout"]
+__all__ = [
+    "DeepEnsemble",
+    "Deterministic",
+    "MCDropout",
+    "MeanField",
+    "MonteCarloKL",
+    "VariationalDropout",
+]

@@ -17,7 +17,7 @@ def build_model(name: str, **options: Any) -> nn.Module:
     """Build a registered model with fresh weights.
 
     Args:
-        name: One of `models`: "mlp", "lenet_300_100", "lenet_5", "resnet_18", "resnet_20", ...
+        name: One of `models`: "mlp", "lenet_300_100", "lenet_5", "resnet_18", "vgg_16", ...
         options: What this model offers, such as `num_classes=100` or `dropout=0.1`.
     """
     build = models[name]

@@ -166,7 +166,7 @@ def _scores(model: nn.Module, data: TensorData, chosen: PruningOptions) -> dict[
 def _reliability(model: nn.Module, data: TensorData, chosen: PruningOptions) -> dict[str, Any]:
     by = chosen.by if posteriors(model) else None
     found = predict(model, loader(data, _BATCH), num_samples=chosen.num_samples, by=by)
-    bins = reliability(_probs(found).cpu(), data.targets)
+    bins = reliability(_probs(found).cpu(), data.targets.cpu())
     counts = bins.count.tolist()
     shown = {
         name: [value if count else None for value, count in zip(values, counts, strict=True)]

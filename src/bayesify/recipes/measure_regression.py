@@ -26,7 +26,7 @@ def measure_regression(parts: Parts, options: Mapping[str, Any]) -> dict[str, An
     """
     num_samples = int(options.get("num_samples", 200))
     low, high = options.get("interval", (-0.2, 1.0))
-    model, data = parts.model, parts.data
+    model, data = parts.model, parts.data.to("cpu")
     device = device_of(model)
     x = torch.linspace(low, high, 241)[:, None]
     bands = _regression(model, x.to(device), num_samples)

@@ -32,8 +32,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What a recipe says where its writer says nothing."""
 
+OWN_DATA_KEYS = ("root", "batch_size", "validation", "device")
+"""Keys of [data] that belong to the recipe, whichever data set it names."""
+
 _TABLES = ("model", "data", "method", "fit", "warm_start")
-_OWN_DATA_KEYS = ("root", "batch_size", "validation")
+_DATA_DEVICES = ("auto", "cpu", "cuda")
 # They say where and how one run is carried out; the same recipe runs again elsewhere.
 _OF_ONE_RUN = ("run_dir", "resume", "progress")
 
@@ -44,8 +47,10 @@ class Recipe:
 
     Attributes:
         model: "name" of a registered model, and its options.
-        data: "name" of a registered data set and its options, beside "root", "batch_size" and
-            "validation" (a fraction or a count of the training data to hold out, 0 for none).
+        data: "name" of a registered data set and its options, beside "root", "batch_size",
+            "validation" (a fraction or a count of the training data to hold out, 0 for none) and
+            "device", where the examples are held and batches made: "cpu" (also where it is left
+            out), "cuda", or "auto" for the GPU that trains, where one does.
         method: "name" of a registered method, and its options.
         fit: Fields of `FitSettings`.
         seed: Seed of the first weights, the split, the order of batches and every draw.
@@ -65,7 +70,7 @@ class Recipe:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise TypeError(f"seed must be a whole number, got {self.seed!r}")
         _check_named("model", models, self.model)
-        _check_named("data", datasets, self.data, _OWN_DATA_KEYS)
+        _check_named("data", datasets, self.data, OWN_DATA_KEYS)
         _check_data_keys(self.data)
         _check_named("method", methods, self.method)
         check_options("[fit]", FitSettings, self.fit)
@@ -88,7 +93,7 @@ class Recipe:
 
     def options(self, table: str) -> dict[str, Any]:
         """Return the options of the model, the data set or the method, without its name."""
-        own = ("name", *_OWN_DATA_KEYS) if table == "data" else ("name",)
+        own = ("name", *OWN_DATA_KEYS) if table == "data" else ("name",)
         return {key: value for key, value in getattr(self, table).items() if key not in own}
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +164,7 @@ def _merge(table: str, before: Mapping[str, Any], added: Any) -> dict[str, Any]:
     if not isinstance(added, Mapping):
         raise TypeError(f"{table} must be a table, such as [{table}], got {added!r}")
     is_other = "name" in added and before.get("name", added["name"]) != added["name"]
-    kept = {key: before[key] for key in _OWN_DATA_KEYS if key in before} if is_other else before
+    kept = {key: before[key] for key in OWN_DATA_KEYS if key in before} if is_other else before
     return {**kept, **added}
 
 
@@ -184,6 +189,9 @@ def _check_data_keys(data: Mapping[str, Any]) -> None:
         )
     if root is not None and not isinstance(root, str):
         raise TypeError(f"data.root must be the path of a folder, got {root!r}")
+    if data.get("device", "cpu") not in _DATA_DEVICES:
+        known = ", ".join(map(repr, _DATA_DEVICES))
+        raise ValueError(f"data.device must be one of {known}, got {data['device']!r}")
 
 
 def _check_warm_start(choices: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,8 +49,8 @@ class Parts:
 
 def build(recipe: Recipe) -> Parts:
     """Load the data, build the network and make it Bayesian."""
-    choices = recipe.data
-    data = load_dataset(choices["name"], choices.get("root"), **recipe.options("data"))
+    choices, device = recipe.data, data_device(recipe)
+    data = load_dataset(choices["name"], choices.get("root"), **recipe.options("data")).to(device)
     recipe = recipe.with_model_options(options_from_data(recipe, data))
     train, validation = data.train, None
     if choices["validation"]:
@@ -62,6 +63,25 @@ def build(recipe: Recipe) -> Parts:
         validation=validation,
         model=convert(_network(recipe), recipe.make_method()),
     )
+
+
+def data_device(recipe: Recipe) -> torch.device:
+    """Return where a recipe's examples are held: on the CPU, or on the GPU of this process.
+
+    Raises:
+        ValueError: A GPU was asked for and there is none.
+    """
+    chosen = recipe.data.get("device", "cpu")
+    has_gpu = torch.cuda.is_available()
+    if chosen == "auto":
+        trains_on_gpu = has_gpu and recipe.settings(run_dir=".").accelerator != "cpu"
+        chosen = "cuda" if trains_on_gpu else "cpu"
+    if chosen == "cpu":
+        return torch.device("cpu")
+    if not has_gpu:
+        raise ValueError("data.device is 'cuda', but torch finds no GPU: choose 'auto' or 'cpu'")
+    # Under torchrun each process has a GPU of its own.
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def options_from_data(recipe: Recipe, data: DataSet) -> dict[str, Any]:
@@ -152,8 +172,14 @@ def _network(recipe: Recipe) -> nn.Module:
 def _check_same_run(recipe: Recipe, run: RunFolder) -> None:
     before, now = run.read_recipe().to_dict(), recipe.to_dict()
     for table in _FIXED_ON_RESUME:
-        if before.get(table) != now.get(table):
+        if _choices(before, table) != _choices(now, table):
             raise ValueError(
                 f"{run.path} cannot be resumed with another {table}: it was begun with "
                 f"{before.get(table)}, this recipe says {now.get(table)}"
             )
+
+
+def _choices(recipe: Mapping[str, Any], table: str) -> Any:
+    found = recipe.get(table)
+    # Where the examples lie is no part of what is learned from them.
+    return {**found, "device": None} if table == "data" and isinstance(found, Mapping) else found

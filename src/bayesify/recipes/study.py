@@ -2,7 +2,7 @@
 
 A study is a TOML file beside this one, `studies/<paper>/<table>.toml`, and is never edited once
 published (a test holds its checksum): what has to change becomes a new study. Every combination
-of the axes' choices is one cell.
+of the axes' choices is one cell. A choice may add to the study's quick form: `quick = {...}`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from bayesify.recipes.recipe import Recipe, make_recipe
+from bayesify.recipes.recipe import OWN_DATA_KEYS, Recipe, make_recipe
 from bayesify.registry import unknown
 
 _KEYS = ("title", "kind", "about", "recipe", "measure", "axes", "skip", "quick", "paper")
@@ -68,7 +68,7 @@ class Study:
             quick = self._quick(tables, choices) if is_quick else {}
             for change in (*choices, quick, changes or {}):
                 measure |= change.get("measure", {})
-                rest = {key: value for key, value in change.items() if key != "measure"}
+                rest = {key: change[key] for key in change if key not in ("measure", "quick")}
                 tables = deep_merged(tables, rest)
             name = "-".join(labels.values()) or "all"
             recipe = make_recipe(tables)
@@ -81,6 +81,8 @@ class Study:
         # A shorter warm start is none for cells that have none.
         has = any("warm_start" in table for table in (tables, *choices))
         quick = self.tables.get("quick", {})
+        for choice in choices:
+            quick = deep_merged(quick, choice.get("quick", {}))
         return {key: value for key, value in quick.items() if has or key != "warm_start"}
 
     def _combinations(self) -> Iterator[tuple[dict[str, str], list[Mapping[str, Any]]]]:
@@ -137,7 +139,7 @@ def deep_merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     """
     names = (first.get("name"), second.get("name"))
     if None not in names and names[0] != names[1]:
-        kept = {key: first[key] for key in ("batch_size", "validation", "root") if key in first}
+        kept = {key: first[key] for key in OWN_DATA_KEYS if key in first}
         return {**kept, **second}
     merged = dict(first)
     for key, value in second.items():

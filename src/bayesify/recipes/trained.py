@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayesify.data import DataSet, Normalise, load_dataset
 from bayesify.exporting import load
 from bayesify.exporting.model_file import read_note
+from bayesify.recipes.recipe import OWN_DATA_KEYS
 from bayesify.recipes.run_folder import model_path
 
 
@@ -57,7 +58,7 @@ class Trained:
             )
         options = {}
         if name == own.get("name"):
-            left_out = ("name", "root", "batch_size", "validation")
+            left_out = ("name", *OWN_DATA_KEYS)
             options = {key: value for key, value in own.items() if key not in left_out}
             root = root or own.get("root")
         data = load_dataset(name, root, **options)

@@ -2,11 +2,13 @@
 
 from bayesify.report.curves import (
     Line,
+    confidence_figure,
     energy_figure,
     error_by_samples_figure,
     log_uniform_kl_figure,
     regression_figure,
     reliability_panels_figure,
+    set_spread_figure,
     sparsity_figure,
 )
 from bayesify.report.figures import (
@@ -31,6 +33,7 @@ __all__ = [
     "ResultError",
     "Results",
     "Study",
+    "confidence_figure",
     "demo_figure",
     "energy_figure",
     "error_by_samples_figure",
@@ -41,6 +44,7 @@ __all__ = [
     "regression_figure",
     "reliability_figure",
     "reliability_panels_figure",
+    "set_spread_figure",
     "sparsity_figure",
     "write_report",
 ]

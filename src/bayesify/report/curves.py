@@ -127,6 +127,50 @@ def error_by_samples_figure(curves: Curves) -> Figure:
     return figure
 
 
+def confidence_figure(accuracy: Curves, size: Curves) -> Figure:
+    """Draw accuracy and size of confidence sets against the level that confidence must reach.
+
+    Args:
+        accuracy: Curves of fractions by the name that stands above the panel.
+        size: The same of the sizes, under the same names.
+    """
+    named = {"accuracy of the set": accuracy, "size of the set, of all test data": size}
+    rows = named
+    if len(accuracy) == 1:
+        # What would be two rows of one panel stands side by side.
+        rows = {"": {title: next(iter(curves.values())) for title, curves in named.items()}}
+    figure, places = panels(rows, height=2.8)
+    for place in places:
+        _draw_lines(place.axes, place.content, scale=100.0, most_markers=_MOST_MARKERS)
+        place.axes.set_ylabel("%" if place.is_leftmost else "")
+        _draw_levels(place.axes, [x for line in place.content for x in line.x])
+    for row in rows if len(rows) > 1 else ():
+        share_heights([place.axes for place in places if place.row == row])
+    _legend(figure, [place.axes for place in places], [place.content for place in places])
+    return figure
+
+
+def set_spread_figure(curves: Curves) -> Figure:
+    """Draw the std between seeds of the size of confidence sets against the level."""
+    figure, places = panels({"": curves}, _HEIGHT)
+    for place in places:
+        _draw_lines(place.axes, place.content, scale=100.0, most_markers=_MOST_MARKERS)
+        place.axes.set_ylim(bottom=0.0)
+        place.axes.set_ylabel("std of the size, points" if place.is_leftmost else "")
+        _draw_levels(place.axes, [x for line in place.content for x in line.x])
+    every = [place.axes for place in places]
+    share_heights(every)
+    _legend(figure, every, list(curves.values()))
+    return figure
+
+
+def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
+    ticks = sorted(set(levels))
+    if len(ticks) <= _MOST_MARKERS:
+        axes.set_xticks(ticks, [f"{100 * tick:g}" for tick in ticks])
+    axes.set_xlabel("confidence at least, %")
+
+
 def sample_ticks(x: Sequence[float]) -> list[float]:
     """Return few ticks for a logarithmic axis of counts: 1, 2, 5, 10, ... as far as `x` goes."""
     if not x or min(x) <= 0:

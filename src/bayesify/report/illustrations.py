@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 from bayesify.report.averages import average, percent
+from bayesify.report.confidence_illustrations import confidence_illustrations
 from bayesify.report.curves import (
     FEWEST_IN_BIN,
     Line,
@@ -20,6 +19,14 @@ from bayesify.report.curves import (
     reliability_panels_figure,
     sparsity_figure,
 )
+from bayesify.report.illustration import (
+    Illustration,
+    after,
+    axis_words,
+    band_words,
+    by_panel,
+    illustration,
+)
 from bayesify.report.looks import Looks
 from bayesify.report.measurements import (
     PruningMeasurement,
@@ -28,30 +35,9 @@ from bayesify.report.measurements import (
 )
 from bayesify.report.results import Cell, CellGroup, Study
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _SPARSITY = "sparsity"
 _WHOLE = "all layers"
 _MOST_SITES = 7
-_NARROW_INCHES = 6.0
-
-
-@dataclass(frozen=True)
-class Illustration:
-    """A figure as it stands on the page.
-
-    Attributes:
-        image: The figure itself, as a data address.
-        caption: What stands below it.
-        alternative: What it shows, in words.
-        is_wide: Whether it takes the width of the page.
-    """
-
-    image: str
-    caption: str
-    alternative: str
-    is_wide: bool
 
 
 def study_illustrations(study: Study) -> tuple[Illustration, ...]:
@@ -64,12 +50,13 @@ def study_illustrations(study: Study) -> tuple[Illustration, ...]:
         found += _error_by_samples(looks, groups, under)
         found += _sparsity(looks, groups, under)
         found += _reliability(looks, groups, under)
+        found += confidence_illustrations(study, groups, under)
     return (*found, *_regressions(study))
 
 
 def log_uniform_illustration() -> Illustration:
     """Return the exact KL of variational dropout beside its published fits."""
-    return _illustration(
+    return illustration(
         log_uniform_kl_figure(),
         "KL of a Normal from the log-uniform prior against log alpha, alpha = variance / mean². "
         "Left: the exact KL and the two published fits; right: their errors. Kingma's cubic was "
@@ -79,34 +66,19 @@ def log_uniform_illustration() -> Illustration:
     )
 
 
-def embedded(figure: Figure) -> str:
-    """Return a figure as a data address of an SVG; the same figure gives the same address."""
-    import matplotlib
-
-    file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "bayesify", "svg.fonttype": "path"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def _illustration(figure: Figure, caption: str, alternative: str) -> Illustration:
-    is_wide = figure.get_figwidth() > _NARROW_INCHES
-    return Illustration(embedded(figure), caption, alternative, is_wide)
-
-
 def _energy(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
     curves = {
         name: lines
-        for name, members in _by_panel(looks, groups).items()
+        for name, members in by_panel(looks, groups).items()
         if (lines := history_lines(looks, members, "energy"))
     }
     if not curves:
         return []
     figure = energy_figure(curves)
     return [
-        _illustration(
+        illustration(
             figure,
-            f"Energy during training{under}{_band_words(groups)}{_axis_words(figure)}.",
+            f"Energy during training{under}{band_words(groups)}{axis_words(figure)}.",
             f"Energy against the epoch. {_last_words(curves)}",
         )
     ]
@@ -116,7 +88,7 @@ def _sparsity(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Ill
     keys = {_SPARSITY: _WHOLE}
     keys |= {key: key.removeprefix(f"{_SPARSITY}/") for key in _site_keys(groups)}
     rows = {}
-    for name, members in _by_panel(looks, groups).items():
+    for name, members in by_panel(looks, groups).items():
         curves = {title: history_lines(looks, members, key) for key, title in keys.items()}
         curves = {title: lines for title, lines in curves.items() if lines}
         if curves:
@@ -127,9 +99,9 @@ def _sparsity(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Ill
     sites = dict.fromkeys(title for curves in rows.values() for title in curves)
     figure = sparsity_figure(rows)
     return [
-        _illustration(
+        illustration(
             figure,
-            f"Sparsity during training{under}{_band_words(groups)}{_axis_words(figure)}.",
+            f"Sparsity during training{under}{band_words(groups)}{axis_words(figure)}.",
             f"Sparsity against the epoch, in {', '.join(sites)}. "
             f"{_last_words(ends, scale=100.0, unit=' %')}",
         )
@@ -139,17 +111,17 @@ def _sparsity(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Ill
 def _error_by_samples(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[Illustration]:
     curves = {
         name: lines
-        for name, members in _by_panel(looks, groups).items()
+        for name, members in by_panel(looks, groups).items()
         if (lines := [line for each in members if (line := _error_line(looks, each))])
     }
     if not curves:
         return []
     figure = error_by_samples_figure(curves)
     return [
-        _illustration(
+        illustration(
             figure,
             f"Test error against the number of weight samples{under}; the band is one standard "
-            f"deviation over repeats{_axis_words(figure)}.",
+            f"deviation over repeats{axis_words(figure)}.",
             f"Test error against the number of samples. "
             f"{_last_words(curves, scale=100.0, unit=' %')}",
         )
@@ -180,12 +152,12 @@ def _reliability(looks: Looks, groups: Sequence[CellGroup], under: str) -> list[
     if not rows:
         return []
     errors = [
-        f"{_after(row)}{name}" + ("" if bins.ece is None else f": ECE {percent(bins.ece).text} %")
+        f"{after(row)}{name}" + ("" if bins.ece is None else f": ECE {percent(bins.ece).text} %")
         for row, panels in rows.items()
         for name, bins in panels.items()
     ]
     return [
-        _illustration(
+        illustration(
             reliability_panels_figure(rows),
             f"Reliability on test data{under}: how often predictions are right against how sure "
             "they are. The diagonal is honest; larger dots hold more predictions. Faint dots hold "
@@ -207,7 +179,7 @@ def _regressions(study: Study) -> list[Illustration]:
             seed = f", seed {cell.seed}" if len(group.cells) > 1 else ""
             protocol = f", {group.protocol}" if group.protocol else ""
             found.append(
-                _illustration(
+                illustration(
                     regression_figure(cell.measured),
                     f"{group.short_name}{protocol}{seed}: prediction with bands of two standard "
                     "deviations.",
@@ -276,13 +248,6 @@ def _line(
     return Line(name, list(mean), list(mean.values()), std, colour, style)
 
 
-def _by_panel(looks: Looks, groups: Sequence[CellGroup]) -> dict[str, list[CellGroup]]:
-    found: dict[str, list[CellGroup]] = {}
-    for group in groups:
-        found.setdefault(looks.panel(group), []).append(group)
-    return found
-
-
 def _site_keys(groups: Sequence[CellGroup]) -> list[str]:
     rows = [row for group in groups for cell in group.cells for row in cell.history]
     prefix = f"{_SPARSITY}/"
@@ -296,25 +261,10 @@ def _prunings(group: CellGroup) -> list[PruningMeasurement]:
     return [each for each in measured if isinstance(each, PruningMeasurement)]
 
 
-def _band_words(groups: Sequence[CellGroup]) -> str:
-    has_seeds = any(len(group.cells) > 1 for group in groups)
-    return "; mean and one standard deviation over seeds" if has_seeds else ""
-
-
-def _axis_words(figure: Figure) -> str:
-    # Compared as drawn: panels that share an axis have the very same limits.
-    has_own = len({axes.get_ylim() for axes in figure.axes}) > 1
-    return "; vertical axes differ" if has_own else ""
-
-
 def _last_words(curves: Mapping[str, Sequence[Line]], scale: float = 1.0, unit: str = "") -> str:
     ends = [
-        f"{_after(name)}{line.name} ends at {scale * line.mean[-1]:.4g}{unit}"
+        f"{after(name)}{line.name} ends at {scale * line.mean[-1]:.4g}{unit}"
         for name, lines in curves.items()
         for line in lines
     ]
     return f"{'; '.join(ends)}."
-
-
-def _after(panel: str) -> str:
-    return f"{panel}, " if panel else ""

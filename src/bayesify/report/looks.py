@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from bayesify.report.averages import NOTHING
-from bayesify.report.labels import natural, roles_of
+from bayesify.report.labels import is_number, natural, roles_of
 from bayesify.report.panels import COLOURS
 from bayesify.report.results import CellGroup, Study
 
 
 class Looks:
-    """Gives every cell of a study its panel, its name in the legend, its colour and its style."""
+    """Gives every cell of a study its panel, its name in the legend, its colour and its style.
 
-    def __init__(self, study: Study) -> None:
+    Args:
+        study: The study.
+        colour: The label that has the colours; None leaves the choice to `roles_of`.
+    """
+
+    def __init__(self, study: Study, colour: str | None = None) -> None:
         self._groups = study.groups
-        self._roles = roles_of([group.labels for group in study.groups])
+        self._roles = roles_of([group.labels for group in study.groups], colour)
         shown = {(group.protocol, self.panel(group), self._words(group)) for group in self._groups}
         # Cells that labels do not tell apart are told apart by their names.
         self._has_twins = len(shown) < len(self._groups)
@@ -28,7 +33,7 @@ class Looks:
     def name(self, group: CellGroup) -> str:
         """Return what tells a cell apart from the others in its panel."""
         telling = self._roles.within_panel
-        words = [text for label, text in group.labels.items() if label in telling]
+        words = [_named(label, text) for label, text in group.labels.items() if label in telling]
         if self._has_twins:
             words.append(group.name)
         return ", ".join(word for word in words if word) or group.short_name
@@ -53,3 +58,8 @@ class Looks:
 
     def _style_key(self, group: CellGroup) -> tuple[tuple[int, float, str], ...]:
         return tuple(natural(group.labels.get(label, "")) for label in self._roles.styles)
+
+
+def _named(label: str, text: str) -> str:
+    # A number by itself says nothing.
+    return f"{label}: {text}" if is_number(text) else text

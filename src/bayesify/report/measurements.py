@@ -97,6 +97,27 @@ class RegressionMeasurement:
 
 
 @dataclass(frozen=True)
+class ConfidenceMeasurement:
+    """A classifier and the predictions that enough of its samples agree on.
+
+    Attributes:
+        scores: Accuracy, nll and the like on the whole test set.
+        levels: Shares of the samples that must agree, ascending.
+        accuracy: Accuracy where they do, at each level; None where they never do.
+        size: Fraction of the test set on which they do, at each level.
+        kl: KL in nats at the end of training, or None.
+        mean_std: Mean standard deviation of a weight, or None.
+    """
+
+    scores: Scores
+    levels: tuple[float, ...]
+    accuracy: tuple[float | None, ...]
+    size: tuple[float | None, ...]
+    kl: float | None
+    mean_std: float | None
+
+
+@dataclass(frozen=True)
 class SpeedRow:
     """The time of one layer in one mode, beside the paper's where it has one.
 
@@ -139,7 +160,13 @@ class OtherMeasurement:
     scalars: Mapping[str, Any]
 
 
-Measurement = PruningMeasurement | RegressionMeasurement | SpeedMeasurement | OtherMeasurement
+Measurement = (
+    PruningMeasurement
+    | RegressionMeasurement
+    | ConfidenceMeasurement
+    | SpeedMeasurement
+    | OtherMeasurement
+)
 
 
 def read_measurement(kind: str, measured: JsonValue) -> Measurement:
@@ -148,6 +175,8 @@ def read_measurement(kind: str, measured: JsonValue) -> Measurement:
         return _pruning_measurement(measured)
     if kind == "regression":
         return _regression_measurement(measured)
+    if kind == "confidence":
+        return _confidence_measurement(measured)
     if kind == "speed":
         return SpeedMeasurement(tuple(map(_speed_row, measured.field("rows").items())))
     measured.fields()
@@ -212,6 +241,24 @@ def _regression_measurement(measured: JsonValue) -> RegressionMeasurement:
         coverage=measured.field("coverage").numbers_by_key(),
         rmse=measured.field("rmse").number_or_none(),
         nll=measured.field("nll").number_or_none(),
+    )
+
+
+def _confidence_measurement(measured: JsonValue) -> ConfidenceMeasurement:
+    sets = measured.field("sets")
+    levels = sets.field("level").numbers()
+    accuracy = sets.field("accuracy").numbers_or_none()
+    size = sets.field("size").numbers_or_none()
+    if not len(levels) == len(accuracy) == len(size):
+        raise sets.problem("lists of one length: level, accuracy and size")
+    in_order = sorted(zip(levels, accuracy, size, strict=True), key=lambda entry: entry[0])
+    return ConfidenceMeasurement(
+        scores=measured.field("scores").numbers_by_key(),
+        levels=tuple(level for level, _, _ in in_order),
+        accuracy=tuple(right for _, right, _ in in_order),
+        size=tuple(share for _, _, share in in_order),
+        kl=_optional_number(measured, "kl"),
+        mean_std=_optional_number(measured, "mean_std"),
     )
 
 

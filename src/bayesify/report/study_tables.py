@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bayesify.report.averages import NOTHING, average, decimal, percent, significant
+from bayesify.report.confidence_tables import confidence_tables
 from bayesify.report.measurements import RegressionMeasurement, SpeedMeasurement, SpeedRow
 from bayesify.report.pruning_tables import pruning_table, score_table
 from bayesify.report.results import CellGroup, Study
@@ -33,6 +34,8 @@ def study_tables(study: Study) -> tuple[Table, ...]:
         return (pruning_table(study), score_table(study))
     if study.kind == "regression":
         return (regression_table(study),)
+    if study.kind == "confidence":
+        return confidence_tables(study)
     if study.kind == "speed":
         return tuple(speed_table(study, group) for group in study.groups)
     return (scalar_table(study),)

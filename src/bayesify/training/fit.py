@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.kl import kl
+from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
@@ -102,6 +103,8 @@ class _Run:
         if settings.seed is not None:
             _seed_everything(settings.seed + self.fabric.global_rank)
         self.likelihood = self._make_likelihood(train_loader)
+        if settings.channels_last:
+            hold_channels_last_(model)
         target = _compiled(model, self.fabric.device) if settings.compile else model
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
@@ -206,7 +209,7 @@ class _Run:
 
     def _batch(self, batch: Any, sums: EpochSums, group: int, *, is_update: bool) -> Tensor | None:
         """Run every pass of one of a group's batches; with an update return the KL before it."""
-        inputs, targets = split_batch(to_device(batch, self.fabric.device))
+        inputs, targets = self._on_device(batch)
         if targets is None:
             raise TypeError(_NO_TARGETS)
         num_samples, step = self.settings.num_samples, self.position.step
@@ -232,6 +235,10 @@ class _Run:
             self.method.after_step(self.model, step)
             self.position.step += 1
         return divergence
+
+    def _on_device(self, batch: Any) -> tuple[Any, Tensor | None]:
+        inputs, targets = split_batch(to_device(batch, self.fabric.device))
+        return (channels_last(inputs) if self.settings.channels_last else inputs), targets
 
     def _nll(self, inputs: Any, targets: Tensor, outputs: list[Any], nlls: list[Tensor]) -> Tensor:
         def nll(output: Any) -> Tensor:
@@ -300,7 +307,7 @@ class _Run:
         try:
             with self.method.sampling(self.model, self.method.default_way()):
                 for batch in self.val_loader:
-                    inputs, targets = split_batch(to_device(batch, self.fabric.device))
+                    inputs, targets = self._on_device(batch)
                     if targets is None:
                         raise TypeError("the validation loader must yield targets")
                     outputs = [call_model(self.forward, inputs) for _ in range(draws)]

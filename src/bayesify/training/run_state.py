@@ -181,10 +181,15 @@ def _load_optimizer(
     for index, entries in state.items():
         owner = parameters[index]
         for name, value in entries.items():
-            if type(owner).__name__ == "DTensor" and isinstance(value, Tensor) and value.ndim:
+            if not isinstance(value, Tensor) or not value.ndim:
+                continue
+            if type(owner).__name__ == "DTensor":
                 sharded = torch.zeros_like(owner)
                 copy_whole_(sharded, value)
                 entries[name] = sharded
+            elif value.shape == owner.shape and value.stride() != owner.stride():
+                # Adam in one call walks memory: its state must lie as the parameter does.
+                entries[name] = torch.empty_like(owner, dtype=value.dtype).copy_(value)
     # Where a run goes on with another rate (it had diverged, say), the new one counts.
     chosen = [
         {key: group[key] for key in _CHOSEN if key in group} for group in optimizer.param_groups

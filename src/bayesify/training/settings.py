@@ -55,6 +55,8 @@ class FitSettings:
         seed: Seed of every random number generator at the start; None leaves them as they are.
         progress: Whether to show a progress bar; None shows one in a terminal.
         compile: Whether to compile the model with torch.compile.
+        channels_last: Whether to hold images and convolution kernels channels last, which GPUs
+            prefer. Draws then fall on other entries: the run is as good, but not the same.
         precision: Fabric precision, such as "32-true", "bf16-mixed", "16-mixed".
         accelerator: Fabric accelerator: "auto", "cpu", "cuda", ...
         devices: Number of devices; "auto" takes one, or what `torchrun` started.
@@ -83,6 +85,7 @@ class FitSettings:
     seed: int | None = None
     progress: bool | None = None
     compile: bool = False
+    channels_last: bool = False
     precision: str = "32-true"
     accelerator: str = "auto"
     devices: int | Literal["auto"] = "auto"
@@ -104,6 +107,11 @@ class FitSettings:
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {self.strategy!r}")
+        if self.channels_last and self.strategy == "fsdp":
+            raise ValueError(
+                "channels_last=True cannot be combined with strategy='fsdp', which shards "
+                "parameters in their plain order only: leave one of them out"
+            )
         for name in ("resume", "tensorboard", "checkpoint_every"):
             if getattr(self, name) and self.run_dir is None:
                 value = getattr(self, name)
@@ -139,6 +147,7 @@ class FitOptions(TypedDict, total=False):
     seed: int | None
     progress: bool | None
     compile: bool
+    channels_last: bool
     precision: str
     accelerator: str
     devices: int | Literal["auto"]

@@ -1,0 +1,211 @@
+"""The gamma family of a weight's size, its Erlang case, and the priors of that form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
+from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.scale import inverse_softplus, softplus
+from bayesify.distributions.scaling import Scaling, log_size, on_a_side
+from bayesify.distributions.special import digamma, standard_gamma, trigamma
+from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
+
+_LEAST_START, _LARGEST_START = 0.05, 1e6
+
+
+@families.register("gamma")
+@dataclass(frozen=True)
+class Gamma(Family):
+    """Independent gamma sizes of shape least_shape + softplus(rho); std = |mean| / √shape.
+
+    Draws are differentiated implicitly, so no noise of a fixed law stands behind them.
+
+    Args:
+        least_shape: What the shape stays above. Priors that need the mean of 1 / |w| take a
+            least shape of 1 or more.
+    """
+
+    name: ClassVar[str] = "gamma"
+    parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
+    support: ClassVar[Support] = "half line"
+
+    least_shape: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_least_shape(self.least_shape, 0.0)
+
+    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Return mean = tensor and the shape (mean / std)²; a weight of exactly 0 starts at std."""
+        mean = on_a_side(tensor, std)
+        shape = (at_least_float32(mean) / at_least_float32(std)).square()
+        excess = (shape - self.least_shape).clamp(_LEAST_START, _LARGEST_START)
+        return {"mean": mean, "rho": inverse_softplus(excess).to(std.dtype)}
+
+    def deviation(self, parameters: Parameters) -> Tensor:
+        """Return mean · (gamma / shape − 1), drawn in float32 or better."""
+        mean, shape = self._mean_and_shape(parameters)
+        return mean * (standard_gamma(shape.expand_as(mean)) / shape - 1.0)
+
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Return the mean."""
+        return parameters["mean"]
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """Return mean² / shape."""
+        mean, shape = self._mean_and_shape(parameters)
+        return mean.square() / shape
+
+    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
+        """Return −log Γ(k) − k log θ + (k − 1) log |w| − |w| / θ; −inf on the other side of 0."""
+        mean, shape = self._mean_and_shape(parameters)
+        inside = value / mean > 0
+        size = torch.where(inside, value, torch.ones_like(value)).abs()
+        scale = mean.abs() / shape
+        density = (shape - 1) * size.log() - size / scale - shape * scale.log()
+        return torch.where(inside, density - torch.lgamma(shape), -math.inf)
+
+    def entropy(self, parameters: Parameters) -> Tensor:
+        """Return Σ k + log θ + log Γ(k) + (1 − k) ψ(k)."""
+        mean, shape = self._mean_and_shape(parameters)
+        scale = log_size(mean) - shape.log()
+        return (
+            shape + scale + torch.lgamma(shape) + (1 - shape) * torch.special.digamma(shape)
+        ).sum()
+
+    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
+        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
+        mean, shape = self._mean_and_shape(parameters)
+        scale = log_size(mean) - shape.log()
+        size = scale + torch.special.digamma(shape)
+        if isinstance(statistic, Linear):
+            return mean
+        if isinstance(statistic, Log):
+            return size
+        if isinstance(statistic, LogSquare):
+            return (size - statistic.centre).square() + torch.special.polygamma(1, shape)
+        if not isinstance(statistic, Power):
+            return None
+        if statistic.centre == 0:
+            power = statistic.exponent
+            ratio = torch.lgamma(shape + power) - torch.lgamma(shape)
+            return torch.exp(power * scale + ratio)
+        if statistic.exponent == 2:
+            return (mean - statistic.centre).square() + self.variance(parameters)
+        return None
+
+    def has_moment(self, power: float) -> bool:
+        """Whether the shape stays above −power."""
+        return power >= -self.least_shape
+
+    def _mean_and_shape(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
+        shape = self.least_shape + softplus(rho)
+        return mean, shape.clamp_min(torch.finfo(rho.dtype).tiny)
+
+
+@families.register("erlang")
+@dataclass(frozen=True)
+class Erlang(Scaling):
+    """Independent sums of `shape` exponential numbers; std = |mean| / √shape.
+
+    Args:
+        shape: How many exponential numbers a size is the sum of.
+    """
+
+    name: ClassVar[str] = "erlang"
+
+    shape: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, int) or isinstance(self.shape, bool) or self.shape < 1:
+            raise ValueError(f"shape must be a whole number >= 1, got {self.shape!r}")
+
+    def standard_noise(self, like: Tensor) -> Tensor:
+        """Draw a gamma number of this shape, over the shape."""
+        return standard_gamma(torch.full_like(like, float(self.shape))) / self.shape
+
+    def noise_log_prob(self, noise: Tensor) -> Tensor:
+        """Return k log k − log Γ(k) + (k − 1) log noise − k noise."""
+        shape = self.shape
+        constant = shape * math.log(shape) - math.lgamma(shape)
+        return constant + (shape - 1) * noise.log() - shape * noise
+
+    def noise_entropy(self) -> float:
+        """Return k − log k + log Γ(k) + (1 − k) ψ(k)."""
+        shape = self.shape
+        return shape - math.log(shape) + math.lgamma(shape) + (1 - shape) * digamma(shape)
+
+    def noise_moment(self, power: float) -> float:
+        """Return Γ(k + power) / Γ(k) / k^power."""
+        shape = self.shape
+        return math.exp(math.lgamma(shape + power) - math.lgamma(shape)) / shape**power
+
+    def noise_log_moments(self) -> tuple[float, float]:
+        """Return ψ(k) − log k and ψ′(k)."""
+        return digamma(self.shape) - math.log(self.shape), trigamma(self.shape)
+
+    def has_moment(self, power: float) -> bool:
+        """Whether the shape lies above −power."""
+        return power > -self.shape
+
+
+@priors.register("gamma")
+@dataclass(frozen=True)
+class GammaPrior(Prior):
+    """Gamma sizes of this shape and rate."""
+
+    name: ClassVar[str] = "gamma"
+    support: ClassVar[Support] = "half line"
+    positive: ClassVar[tuple[str, ...]] = ("shape", "rate")
+
+    shape: float = 1.0
+    rate: float = 1.0
+
+    def terms(self) -> tuple[float, Terms]:
+        """Return a log b − log Γ(a) + (a − 1) log |w| − b |w|."""
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        return constant, ((self.shape - 1.0, Log()), (-self.rate, Power(1.0)))
+
+
+@priors.register("erlang")
+@dataclass(frozen=True)
+class ErlangPrior(GammaPrior):
+    """Gamma sizes of a whole shape."""
+
+    name: ClassVar[str] = "erlang"
+
+    shape: int = 1
+
+    def problem(self) -> str | None:
+        """Say when the shape is no whole number."""
+        if self.shape != int(self.shape):
+            return f"the prior's shape must be a whole number, got {self.shape}"
+        return super().problem()
+
+
+@priors.register("chi_squared")
+@dataclass(frozen=True)
+class ChiSquaredPrior(Prior):
+    """Sizes that are sums of so many squared Normal numbers."""
+
+    name: ClassVar[str] = "chi_squared"
+    support: ClassVar[Support] = "half line"
+    positive: ClassVar[tuple[str, ...]] = ("degrees",)
+
+    degrees: float = 1.0
+
+    def terms(self) -> tuple[float, Terms]:
+        """Return the terms of a gamma prior of shape degrees / 2 and rate ½."""
+        return GammaPrior(self.degrees / 2, 0.5).terms()
+
+
+def check_least_shape(value: float, least: float) -> None:
+    """Raise unless a family's least shape is a finite number from `least` on."""
+    if not (math.isfinite(value) and value >= least):
+        raise ValueError(f"least_shape must be finite and >= {least:g}, got {value}")

@@ -1,0 +1,153 @@
+"""Families whose logarithm is a location plus a spread times a noise of a fixed law.
+
+log |w| = location + spread · noise, on the side of 0 where the mean lies. The stored parameters
+are the mean, so that a trained tensor is one, and a rho that the spread follows from.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.family import Averaged, Family, Parameters, Support
+from bayesify.distributions.location_scale import NoisePower
+from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.scale import inverse_softplus
+from bayesify.distributions.scaling import log_size, on_a_side
+from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
+
+
+class LogLocationScale(Family):
+    """Independent sign(mean) · exp(location + spread · noise). A subclass describes the noise."""
+
+    parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
+    support: ClassVar[Support] = "half line"
+
+    @abstractmethod
+    def spread(self, rho: Tensor) -> Tensor:
+        """Return the positive factor of the noise."""
+
+    @abstractmethod
+    def initial_softplus(self, ratio: Tensor) -> Tensor:
+        """Return softplus(rho) for a given std / |mean|."""
+
+    @abstractmethod
+    def standard_noise(self, like: Tensor) -> Tensor:
+        """Draw the noise, shaped like a tensor and of its type."""
+
+    @abstractmethod
+    def noise_log_prob(self, noise: Tensor) -> Tensor:
+        """Return the log density of the noise."""
+
+    @abstractmethod
+    def noise_entropy(self) -> float:
+        """Return the entropy of the noise."""
+
+    @abstractmethod
+    def noise_mean_and_variance(self) -> tuple[float, float]:
+        """Return the mean and the variance of the noise."""
+
+    @abstractmethod
+    def log_moment(self, rate: Tensor) -> Tensor:
+        """Return log E[exp(rate · noise)]."""
+
+    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Return mean = tensor and the rho of std; a weight of exactly 0 starts at std."""
+        mean = on_a_side(tensor, std)
+        ratio = at_least_float32(std) / at_least_float32(mean).abs()
+        return {"mean": mean, "rho": inverse_softplus(self.initial_softplus(ratio)).to(std.dtype)}
+
+    def deviation(self, parameters: Parameters) -> Tensor:
+        """Return mean · (exp(spread · noise) / its average − 1), drawn in float32 or better."""
+        mean, spread = self._mean_and_spread(parameters)
+        exponent = spread * self.noise(parameters) - self.log_moment(spread)
+        return mean * torch.expm1(exponent)
+
+    def noise(self, parameters: Parameters) -> Tensor:
+        """Draw one noise per entry, in float32 or better."""
+        return self.standard_noise(at_least_float32(parameters["mean"].detach()))
+
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Return the mean."""
+        return parameters["mean"]
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """Return mean² · (E[exp(2 · spread · noise)] / E[exp(spread · noise)]² − 1)."""
+        mean, spread = self._mean_and_spread(parameters)
+        return mean.square() * torch.expm1(
+            self.log_moment(2 * spread) - 2 * self.log_moment(spread)
+        )
+
+    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
+        """Return log density(noise) − log spread − log |w|; −inf on the other side of 0."""
+        mean, spread = self._mean_and_spread(parameters)
+        inside = value / mean > 0
+        size = log_size(torch.where(inside, value, torch.ones_like(value)))
+        noise = (size - self._location(parameters)) / spread
+        density = self.noise_log_prob(noise) - spread.log() - size
+        return torch.where(inside, density, -math.inf)
+
+    def entropy(self, parameters: Parameters) -> Tensor:
+        """Return Σ entropy of the noise + log spread + E[log |w|]."""
+        _, spread = self._mean_and_spread(parameters)
+        size = self._location(parameters) + spread * self.noise_mean_and_variance()[0]
+        return (size + spread.log() + self.noise_entropy()).sum()
+
+    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
+        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
+        mean, spread = self._mean_and_spread(parameters)
+        noise_mean, noise_variance = self.noise_mean_and_variance()
+        size = self._location(parameters) + spread * noise_mean
+        if isinstance(statistic, Linear):
+            return mean
+        if isinstance(statistic, Log):
+            return size
+        if isinstance(statistic, LogSquare):
+            return (size - statistic.centre).square() + spread.square() * noise_variance
+        if not isinstance(statistic, Power):
+            return None
+        if statistic.centre == 0:
+            power = statistic.exponent
+            return torch.exp(power * self._location(parameters) + self.log_moment(power * spread))
+        if statistic.exponent == 2:
+            return (mean - statistic.centre).square() + self.variance(parameters)
+        return None
+
+    def averaged(self, statistic: Statistic | None) -> Averaged | None:
+        """Cover the log density, log |w| and its square: polynomials in location and spread."""
+        if statistic is None:
+            return Averaged((self.noise_log_prob, NoisePower(1)), self._sampled_log_density)
+        if isinstance(statistic, Log):
+            return Averaged((NoisePower(1),), self._sampled_log)
+        if not isinstance(statistic, LogSquare):
+            return None
+
+        def assemble(parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+            _, spread = self._mean_and_spread(parameters)
+            location = self._location(parameters) - statistic.centre
+            cross = 2 * location * spread * averages[0]
+            return location.square() + cross + spread.square() * averages[1]
+
+        return Averaged((NoisePower(1), NoisePower(2)), assemble)
+
+    def _sampled_log(self, parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+        _, spread = self._mean_and_spread(parameters)
+        return self._location(parameters) + spread * averages[0]
+
+    def _sampled_log_density(self, parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+        _, spread = self._mean_and_spread(parameters)
+        size = self._location(parameters) + spread * averages[1]
+        return (averages[0] - spread.log() - size).sum()
+
+    def _mean_and_spread(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        rho = at_least_float32(parameters["rho"])
+        return at_least_float32(parameters["mean"]), self.spread(rho)
+
+    def _location(self, parameters: Parameters) -> Tensor:
+        mean, spread = self._mean_and_spread(parameters)
+        return log_size(mean) - self.log_moment(spread)

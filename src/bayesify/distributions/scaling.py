@@ -1,0 +1,173 @@
+"""Families of the form mean · noise, with a positive noise of a fixed law and mean 1.
+
+The sign of the mean is the sign of the weight: such a posterior lives on the side of 0 where the
+trained weight lies, and describes its size. One number per weight is all it has: the spread follows
+from the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.family import Averaged, Family, Parameters, Support
+from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
+
+
+@dataclass(frozen=True)
+class NoisePower:
+    """noise^power, at any real power."""
+
+    power: float
+
+    def __call__(self, noise: Tensor) -> Tensor:
+        """Return noise^power."""
+        return noise**self.power
+
+
+def log_of_noise(noise: Tensor) -> Tensor:
+    """Return log noise."""
+    return noise.log()
+
+
+def squared_log_of_noise(noise: Tensor) -> Tensor:
+    """Return (log noise)²."""
+    return noise.log().square()
+
+
+class Scaling(Family):
+    """Independent mean · noise. A subclass describes the noise."""
+
+    parameter_names: ClassVar[tuple[str, ...]] = ("mean",)
+    support: ClassVar[Support] = "half line"
+
+    @abstractmethod
+    def standard_noise(self, like: Tensor) -> Tensor:
+        """Draw positive noise of mean 1, shaped like a tensor and of its type."""
+
+    @abstractmethod
+    def noise_log_prob(self, noise: Tensor) -> Tensor:
+        """Return the log density of the noise."""
+
+    @abstractmethod
+    def noise_entropy(self) -> float:
+        """Return the entropy of the noise."""
+
+    @abstractmethod
+    def noise_moment(self, power: float) -> float:
+        """Return E[noise^power]."""
+
+    @abstractmethod
+    def noise_log_moments(self) -> tuple[float, float]:
+        """Return the mean and the variance of log noise."""
+
+    def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Return mean = tensor; a weight of exactly 0, which has no side, starts at std."""
+        return {"mean": on_a_side(tensor, std)}
+
+    def deviation(self, parameters: Parameters) -> Tensor:
+        """Return mean · (noise − 1), drawn in float32 or better."""
+        return at_least_float32(parameters["mean"]) * (self.noise(parameters) - 1.0)
+
+    def noise(self, parameters: Parameters) -> Tensor:
+        """Draw one noise per entry, in float32 or better."""
+        return self.standard_noise(at_least_float32(parameters["mean"].detach()))
+
+    def mean(self, parameters: Parameters) -> Tensor:
+        """Return the mean."""
+        return parameters["mean"]
+
+    def variance(self, parameters: Parameters) -> Tensor:
+        """Return mean² · variance of the noise."""
+        return at_least_float32(parameters["mean"]).square() * (self.noise_moment(2.0) - 1.0)
+
+    def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
+        """Return log density(w / mean) − log |mean|; −inf on the other side of 0."""
+        mean = at_least_float32(parameters["mean"])
+        noise = value / mean
+        inside = noise > 0
+        density = self.noise_log_prob(torch.where(inside, noise, torch.ones_like(noise)))
+        return torch.where(inside, density - log_size(mean), -math.inf)
+
+    def entropy(self, parameters: Parameters) -> Tensor:
+        """Return Σ log |mean| + entropy of the noise."""
+        mean = at_least_float32(parameters["mean"])
+        return log_size(mean).sum() + mean.numel() * self.noise_entropy()
+
+    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
+        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
+        mean = at_least_float32(parameters["mean"])
+        location, variance = self.noise_log_moments()
+        if isinstance(statistic, Linear):
+            return mean
+        if isinstance(statistic, Log):
+            return log_size(mean) + location
+        if isinstance(statistic, LogSquare):
+            return (log_size(mean) + (location - statistic.centre)).square() + variance
+        if not isinstance(statistic, Power):
+            return None
+        if statistic.centre == 0:
+            return mean.abs() ** statistic.exponent * self.noise_moment(statistic.exponent)
+        if statistic.exponent == 2:
+            return (mean - statistic.centre).square() + self.variance(parameters)
+        return None
+
+    def averaged(self, statistic: Statistic | None) -> Averaged | None:
+        """Cover the log density and every statistic with a known average."""
+        if statistic is None:
+            return Averaged((self.noise_log_prob,), _sampled_log_density)
+        if isinstance(statistic, Linear):
+            return Averaged((NoisePower(1.0),), lambda p, a: _mean(p) * a[0])
+        if isinstance(statistic, Log):
+            return Averaged((log_of_noise,), lambda p, a: log_size(_mean(p)) + a[0])
+        if isinstance(statistic, LogSquare):
+            return _averaged_log_square(statistic.centre)
+        if not isinstance(statistic, Power):
+            return None
+        if statistic.centre == 0:
+            power = statistic.exponent
+            return Averaged((NoisePower(power),), lambda p, a: _mean(p).abs() ** power * a[0])
+        if statistic.exponent == 2:
+            return _averaged_square(statistic.centre)
+        return None
+
+
+def on_a_side(tensor: Tensor, std: Tensor) -> Tensor:
+    """Return a tensor with its exact zeros moved to +std."""
+    return torch.where(tensor == 0, std.to(tensor.dtype), tensor)
+
+
+def log_size(mean: Tensor) -> Tensor:
+    """Return log |mean|, finite at 0."""
+    return mean.abs().clamp_min(torch.finfo(mean.dtype).tiny).log()
+
+
+def _mean(parameters: Parameters) -> Tensor:
+    return at_least_float32(parameters["mean"])
+
+
+def _sampled_log_density(parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+    return averages[0].sum() - log_size(_mean(parameters)).sum()
+
+
+def _averaged_square(centre: float) -> Averaged:
+    def assemble(parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+        mean = _mean(parameters)
+        return mean.square() * averages[1] - 2 * centre * mean * averages[0] + centre**2
+
+    return Averaged((NoisePower(1.0), NoisePower(2.0)), assemble)
+
+
+def _averaged_log_square(centre: float) -> Averaged:
+    def assemble(parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
+        location = log_size(_mean(parameters)) - centre
+        return location.square() + 2 * location * averages[0] + averages[1]
+
+    return Averaged((log_of_noise, squared_log_of_noise), assemble)
