@@ -31,6 +31,13 @@ class Loss(NamedTuple):
     kl: Tensor
 
 
+class OutputMoments(NamedTuple):
+    """Outputs known by their mean and variance over some of the weights, in place of a draw."""
+
+    mean: Tensor
+    variance: Tensor
+
+
 def split_batch(batch: Any) -> tuple[Any, Tensor | None]:
     """Return (inputs, targets) of what a loader yields.
 

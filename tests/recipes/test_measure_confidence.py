@@ -26,7 +26,7 @@ TABLES = {
     "model": {"name": "mlp", "hidden": [16]},
     "data": {"name": "digits", "batch_size": 150, "validation": 0},
     "method": {"name": "mean_field", "prior_std": 0.5},
-    "fit": {"epochs": 2, "learning_rate": 0.01, "progress": False, "accelerator": "cpu"},
+    "fit": {"epochs": 6, "learning_rate": 0.01, "progress": False, "accelerator": "cpu"},
     "seed": 3,
 }
 

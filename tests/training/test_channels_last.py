@@ -1,4 +1,4 @@
-"""Channels last: the same numbers in another order of memory, in training, files and resumed runs."""
+"""Channels last: the same numbers in another order of memory, in training and resumed runs."""
 
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,11 @@ def test_nested_inputs_lie_channels_last_where_they_have_channels() -> None:
 @pytest.mark.parametrize(
     "method",
     # A spread of nothing: draws fall on other entries, which must not be seen here.
-    [bf.Deterministic(), bf.MeanField(prior_std=0.5, initial_std=1e-12)],
+    [
+        bf.Deterministic(),
+        bf.MeanField(prior_std=0.5, initial_std=1e-12),
+        bf.MonteCarloKL("radial", estimator="closed", initial_std=1e-12),
+    ],
     ids=lambda method: method.name,
 )
 def test_training_is_the_same_up_to_rounding(

@@ -38,8 +38,17 @@ class Method(ABC):
     def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Carry out a plan on a model and return it (or the module that takes its place)."""
 
-    def nll(self, forward: Callable[[], Any], nll: Callable[[Any], Tensor]) -> Tensor:
-        """Return the negative log-likelihood of one training pass."""
+    def nll(
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[[Any], Tensor]
+    ) -> Tensor:
+        """Return the negative log-likelihood of one training pass.
+
+        Args:
+            model: The converted model.
+            forward: Calls it, or what wraps it for training, on the batch.
+            nll: The negative log-likelihood of an output.
+        """
+        del model
         return nll(forward())
 
     def default_way(self) -> str:

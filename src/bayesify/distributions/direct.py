@@ -84,5 +84,5 @@ class _Streamed(torch.autograd.Function):
 
 def _log_ratio(family: Family, parameters: Parameters, prior: Prior) -> Tensor:
     """Return log q(w) − log p(w) of one fresh draw, summed over entries."""
-    value = family.mean(parameters) + family.deviation(parameters)
+    value = family.draw(parameters)
     return family.log_prob(parameters, value).sum() - prior.log_prob(value).sum()

@@ -71,6 +71,10 @@ class Family(ABC):
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return the log density of every entry, or of all where they are not independent."""
 
+    def draw(self, parameters: Parameters) -> Tensor:
+        """Draw every entry by reparameterisation, inside the support to the last digit."""
+        return self.mean(parameters) + self.deviation(parameters)
+
     def entropy(self, parameters: Parameters) -> Tensor | None:
         """Return the entropy of all entries together, None where no closed form is known."""
         del parameters

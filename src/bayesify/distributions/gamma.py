@@ -12,11 +12,12 @@ from torch import Tensor
 from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import Scaling, log_size, on_a_side
+from bayesify.distributions.scaling import Scaling, at_least, log_size, on_a_side
 from bayesify.distributions.special import digamma, standard_gamma, trigamma
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
 
-_LEAST_START, _LARGEST_START = 0.05, 1e6
+# Far below a shape of 0.3 draws leave the range of float32: a tenth of them below 1e-38 at 0.03.
+_LEAST_START, _LARGEST_START = 0.3, 1e6
 
 
 @families.register("gamma")
@@ -41,7 +42,10 @@ class Gamma(Family):
         check_least_shape(self.least_shape, 0.0)
 
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
-        """Return mean = tensor and the shape (mean / std)²; a weight of exactly 0 starts at std."""
+        """Return mean = tensor and the shape (mean / std)², from 0.3 on: std ≤ 1.8 |mean|.
+
+        A weight of exactly 0 starts at std.
+        """
         mean = on_a_side(tensor, std)
         shape = (at_least_float32(mean) / at_least_float32(std)).square()
         excess = (shape - self.least_shape).clamp(_LEAST_START, _LARGEST_START)
@@ -51,6 +55,11 @@ class Gamma(Family):
         """Return mean · (gamma / shape − 1), drawn in float32 or better."""
         mean, shape = self._mean_and_shape(parameters)
         return mean * (standard_gamma(shape.expand_as(mean)) / shape - 1.0)
+
+    def draw(self, parameters: Parameters) -> Tensor:
+        """Return mean · gamma / shape, never 0."""
+        mean, shape = self._mean_and_shape(parameters)
+        return at_least(mean * (standard_gamma(shape.expand_as(mean)) / shape))
 
     def mean(self, parameters: Parameters) -> Tensor:
         """Return the mean."""

@@ -13,7 +13,7 @@ from bayesify.distributions.family import Family, Parameters, Prior, Support, fa
 from bayesify.distributions.gamma import check_least_shape
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import log_size, on_a_side
+from bayesify.distributions.scaling import at_least, log_size, on_a_side
 from bayesify.distributions.special import standard_gamma
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
 
@@ -52,6 +52,11 @@ class InverseGamma(Family):
         """Return mean · ((shape − 1) / gamma − 1), drawn in float32 or better."""
         mean, shape = self._mean_and_shape(parameters)
         return mean * ((shape - 1.0) / standard_gamma(shape.expand_as(mean)) - 1.0)
+
+    def draw(self, parameters: Parameters) -> Tensor:
+        """Return mean · (shape − 1) / gamma, never 0."""
+        mean, shape = self._mean_and_shape(parameters)
+        return at_least(mean * ((shape - 1.0) / standard_gamma(shape.expand_as(mean))))
 
     def mean(self, parameters: Parameters) -> Tensor:
         """Return the mean."""

@@ -18,7 +18,7 @@ from bayesify.distributions.family import Averaged, Family, Parameters, Support
 from bayesify.distributions.location_scale import NoisePower
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus
-from bayesify.distributions.scaling import log_size, on_a_side
+from bayesify.distributions.scaling import at_least, log_size, on_a_side
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
 
 
@@ -67,6 +67,12 @@ class LogLocationScale(Family):
         mean, spread = self._mean_and_spread(parameters)
         exponent = spread * self.noise(parameters) - self.log_moment(spread)
         return mean * torch.expm1(exponent)
+
+    def draw(self, parameters: Parameters) -> Tensor:
+        """Return mean · exp(spread · noise) / its average, never 0."""
+        mean, spread = self._mean_and_spread(parameters)
+        exponent = spread * self.noise(parameters) - self.log_moment(spread)
+        return at_least(mean * torch.exp(exponent))
 
     def noise(self, parameters: Parameters) -> Tensor:
         """Draw one noise per entry, in float32 or better."""

@@ -76,6 +76,10 @@ class Scaling(Family):
         """Return mean · (noise − 1), drawn in float32 or better."""
         return at_least_float32(parameters["mean"]) * (self.noise(parameters) - 1.0)
 
+    def draw(self, parameters: Parameters) -> Tensor:
+        """Return mean · noise, never 0."""
+        return at_least(at_least_float32(parameters["mean"]) * self.noise(parameters))
+
     def noise(self, parameters: Parameters) -> Tensor:
         """Draw one noise per entry, in float32 or better."""
         return self.standard_noise(at_least_float32(parameters["mean"].detach()))
@@ -137,6 +141,12 @@ class Scaling(Family):
         if statistic.exponent == 2:
             return _averaged_square(statistic.centre)
         return None
+
+
+def at_least(value: Tensor) -> Tensor:
+    """Return a value whose size is at least the smallest number, so that it keeps its side of 0."""
+    least = torch.finfo(value.dtype).tiny
+    return torch.where(value < 0, value.clamp_max(-least), value.clamp_min(least))
 
 
 def on_a_side(tensor: Tensor, std: Tensor) -> Tensor:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor, nn
+
+from bayesify.conversion.last_layer import exact_last_layer, last_linear
 from bayesify.conversion.method import methods
-from bayesify.conversion.plan import Choices, Scale
+from bayesify.conversion.plan import Choices, Plan, Scale
 from bayesify.conversion.select import Where
 from bayesify.distributions import Family, Prior, divergence_problem, estimators
 from bayesify.distributions.divergence import AUTO
@@ -44,6 +47,8 @@ class MonteCarloKL(Variational):
         where: Which tensors become random (see `bayesify.conversion.select`).
         scale: "weight" for one scale per weight, "out" for one per output unit.
         biases: Whether biases become random too.
+        last_layer: "sample" draws the last layer like the others; "exact" takes, in regression,
+            the mean of the squared error over its weights, which has a closed form.
     """
 
     name: ClassVar[str] = "monte_carlo_kl"
@@ -57,9 +62,12 @@ class MonteCarloKL(Variational):
     where: Where = "everything"
     scale: Scale = "weight"
     biases: bool = False
+    last_layer: Literal["sample", "exact"] = "sample"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.last_layer not in ("sample", "exact"):
+            raise ValueError(f"last_layer must be 'sample' or 'exact', got {self.last_layer!r}")
         object.__setattr__(self, "family", as_family(self.family))
         if not callable(self.prior):
             object.__setattr__(self, "prior", as_prior(self.prior))
@@ -107,6 +115,23 @@ class MonteCarloKL(Variational):
 
     def _prior(self, path: str, shape: tuple[int, ...]) -> Prior:
         return self.prior(path, shape) if callable(self.prior) else as_prior(self.prior)
+
+    def plan(self, model: nn.Module) -> Plan:
+        """Plan the conversion; an exact last layer must be there, and have a variance."""
+        if self.last_layer == "exact":
+            last_linear(model)
+            if not self.chosen_family.has_moment(2.0):
+                family = self.chosen_family.name
+                raise ValueError(f"last_layer='exact' needs a variance, family={family!r} has none")
+        return super().plan(model)
+
+    def nll(
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[[Any], Tensor]
+    ) -> Tensor:
+        """Return the nll of a draw, or its mean over the weights of the last layer."""
+        if self.last_layer == "sample":
+            return nll(forward())
+        return nll(exact_last_layer(model, forward))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields a file can hold, the family and the prior as tables."""

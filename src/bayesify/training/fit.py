@@ -247,7 +247,7 @@ class _Run:
             nlls.append(value.detach())
             return value
 
-        return self.method.nll(lambda: call_model(self.forward, inputs), nll)
+        return self.method.nll(self.model, lambda: call_model(self.forward, inputs), nll)
 
     def _update(self, factor: float) -> None:
         from bayesify.training.engine import step_optimizers

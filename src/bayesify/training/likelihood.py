@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions import inverse_softplus, softplus
 from bayesify.registry import unknown
-from bayesify.types import output_tensor
+from bayesify.types import OutputMoments, output_tensor
 
 Task = Literal["classification", "regression", "custom"]
 
@@ -95,6 +95,11 @@ class Classification(Likelihood):
 
     def nll(self, output: Any, targets: Tensor) -> Tensor:
         """Return the cross-entropy, summed over an example's outputs."""
+        if isinstance(output, OutputMoments):
+            raise TypeError(
+                "last_layer='exact' is exact under a squared error only: take last_layer='sample' "
+                "for classification"
+            )
         logits = self._classes_first(output_tensor(output), targets)
         return self._mean_over_examples(logits.float(), targets)
 
@@ -194,9 +199,19 @@ class GaussianRegression(Likelihood):
         return values, values.new_tensor(float(self.noise) ** 2)
 
     def nll(self, output: Any, targets: Tensor) -> Tensor:
-        """Return ½ Σ [log 2πτ² + (y − m)²/τ²] per example."""
-        mean, variance = self.split(output)
-        each = _gaussian_nll(mean, variance, match_shape(targets, mean))
+        """Return ½ Σ [log 2πτ² + (y − m)²/τ²] per example.
+
+        Of outputs known by their moments over some weights, its exact mean over those weights.
+        """
+        mean, noise = self.split(output)
+        each = _gaussian_nll(mean, noise, match_shape(targets, mean))
+        if isinstance(output, OutputMoments):
+            if self.noise == "predicted":
+                raise TypeError(
+                    "outputs known by their moments need noise='learned' or a number: a predicted "
+                    "noise is no square of the outputs"
+                )
+            each = each + 0.5 * output.variance / noise
         return each.sum() / max(mean.shape[0], 1)
 
     def predictive_nll(self, outputs: list[Any], targets: Tensor) -> Tensor:
@@ -241,6 +256,11 @@ class CustomLikelihood(Likelihood):
 
     def nll(self, output: Any, targets: Tensor) -> Tensor:
         """Return the user's loss."""
+        if isinstance(output, OutputMoments):
+            raise TypeError(
+                "last_layer='exact' needs likelihood='regression': of a loss function it is not "
+                "known whether it is a squared error"
+            )
         return self.loss(output, targets)
 
     def predictive_nll(self, outputs: list[Any], targets: Tensor) -> Tensor:
