@@ -28,7 +28,7 @@ def direct_average(
     total = _log_ratio(family, parameters, prior)
     for _ in range(num_samples - 1):
         total = total + _log_ratio(family, parameters, prior)
-    return total / num_samples
+    return (total / num_samples).to(at_least_float32(parameters[family.parameter_names[0]]).dtype)
 
 
 @streamed.register(Family, Prior)

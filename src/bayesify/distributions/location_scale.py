@@ -29,7 +29,9 @@ class NoisePower:
 
     def __call__(self, noise: Tensor) -> Tensor:
         """Return noise^power."""
-        return noise**self.power if self.power != 2 else noise.square()
+        if self.power == 1:
+            return noise
+        return noise.square() if self.power == 2 else noise**self.power
 
 
 class LocationScale(Family):

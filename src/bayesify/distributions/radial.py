@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -24,8 +25,7 @@ from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Family, Parameters, families, priors
 from bayesify.distributions.location_scale import LocationScale, LocationScalePrior, sum_of_log_std
 from bayesify.distributions.normal import Normal, NormalPrior, normal_from_normal
-
-_EULER = 0.5772156649015329
+from bayesify.distributions.special import EULER
 
 
 @families.register("radial")
@@ -51,25 +51,28 @@ class Radial(LocationScale):
     def standard_noise(self, like: Tensor) -> Tensor:
         """Draw √D · radius · direction."""
         noise = torch.randn_like(like)
+        least = torch.finfo(like.dtype).tiny
         if self.sizes is None:
             radius = torch.randn((), dtype=like.dtype, device=like.device).abs()
-            norm = torch.linalg.vector_norm(noise).clamp_min(torch.finfo(like.dtype).tiny)
+            norm = torch.linalg.vector_norm(noise).clamp_min(least)
             return noise * (radius * math.sqrt(like.numel()) / norm)
-        parts = list(noise.split(self.sizes))
-        norms = torch.stack(torch._foreach_norm(parts))  # pyright: ignore[reportPrivateImportUsage]
-        roots = norms.new_tensor(self.sizes).sqrt_()
+        # All tensors at once: a few kernels, not a few for each.
+        counts, roots = _constants(self.sizes, like.device)[:2]
+        norms = _norms(noise, self.sizes)
         radii = torch.randn_like(norms).abs_()
-        factors = radii.mul_(roots).div_(norms.clamp_min_(torch.finfo(like.dtype).tiny))
-        counts = torch.tensor(self.sizes, device=like.device)
+        factors = radii.mul_(roots.to(norms.dtype)).div_(norms.clamp_min_(least))
         return noise.mul_(factors.repeat_interleave(counts, output_size=like.numel()))
 
     def noise_log_prob(self, noise: Tensor) -> Tensor:
-        """Return the log density of all entries together, tensor by tensor.
+        """Return the log density of each tensor's entries together, in float64.
 
-        The density of the radius, over the sphere of that radius.
+        The density of the radius, over the sphere of that radius. Times D a rounding error of
+        float32 in the logarithm would be larger than the rest.
         """
-        parts = [noise] if self.sizes is None else list(noise.split(self.sizes))
-        return torch.stack([_log_density(part) for part in parts])
+        sizes = self.sizes or (noise.numel(),)
+        counts, roots, constants = _constants(sizes, noise.device)
+        radii = (_norms(noise, sizes).double() / roots).clamp_min(torch.finfo(noise.dtype).tiny)
+        return constants - 0.5 * radii.square() - (counts - 1) * radii.log()
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return the log density of all entries together, a single number."""
@@ -81,10 +84,6 @@ class Radial(LocationScale):
         sizes = (parameters["mean"].numel(),) if self.sizes is None else self.sizes
         return sum_of_log_std(parameters) + math.fsum(map(radial_entropy, sizes))
 
-    def noise_moment(self, power: int) -> float | None:
-        """Return E[noise^power] up to the second; later ones depend on the size."""
-        return super().noise_moment(power)
-
 
 def radial_entropy(size: int) -> float:
     """Return the entropy of the noise of a tensor of this size, in float64.
@@ -93,25 +92,37 @@ def radial_entropy(size: int) -> float:
     """
     if size == 0:
         return 0.0
-    log_area = math.log(2) + 0.5 * size * math.log(math.pi) - math.lgamma(0.5 * size)
     of_radius = 0.5 - 0.5 * math.log(2 / math.pi)
     return (
         of_radius
-        + log_area
-        - 0.5 * (size - 1) * (_EULER + math.log(2))
+        + _log_area(size)
+        - 0.5 * (size - 1) * (EULER + math.log(2))
         + 0.5 * size * math.log(size)
     )
 
 
-def _log_density(noise: Tensor) -> Tensor:
-    size = noise.numel()
-    if size == 0:
-        return noise.new_zeros(())
-    norm = torch.linalg.vector_norm(noise).clamp_min(torch.finfo(noise.dtype).tiny)
-    radius = norm / math.sqrt(size)
-    log_area = math.log(2) + 0.5 * size * math.log(math.pi) - math.lgamma(0.5 * size)
-    constant = 0.5 * math.log(2 / math.pi) - log_area - 0.5 * size * math.log(size)
-    return constant - 0.5 * radius.square() - (size - 1) * radius.log()
+def _norms(noise: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    if len(sizes) == 1:
+        return torch.linalg.vector_norm(noise).reshape(1)
+    parts = list(noise.split(sizes))
+    return torch.stack(torch._foreach_norm(parts))  # pyright: ignore[reportPrivateImportUsage]
+
+
+@lru_cache(maxsize=32)
+def _constants(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sizes, their roots, and what does not depend on the noise in its log density."""
+    constants = [
+        0.5 * math.log(2 / math.pi) - _log_area(size) - 0.5 * size * math.log(max(size, 1))
+        for size in sizes
+    ]
+    counts = torch.tensor(sizes, device=device)
+    roots = counts.double().sqrt().clamp_min(1.0)
+    return counts, roots, torch.tensor(constants, dtype=torch.float64, device=device)
+
+
+def _log_area(size: int) -> float:
+    """Return the logarithm of the area of the unit sphere in so many dimensions."""
+    return math.log(2) + 0.5 * size * math.log(math.pi) - math.lgamma(0.5 * max(size, 1))
 
 
 @priors.register("radial")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesify.distributions.estimator import repar
 from bayesify.distributions.family import Family, Parameters, Prior
+from bayesify.distributions.precision import at_least_float32
 
 
 def _problem(family: Family, prior: Prior) -> str | None:
@@ -56,7 +57,7 @@ def reparameterised(
         assembled = part.assemble(parameters, [averages[f] for f in part.of_noise])
         total = total + weight * assembled.sum()
     assert isinstance(total, Tensor)
-    return total
+    return total.to(at_least_float32(parameters[family.parameter_names[0]]).dtype)
 
 
 @torch.no_grad()

@@ -39,7 +39,8 @@ class EpochSums:
         self.values += torch.stack(
             [
                 nll.detach().to(self.values) * num_examples,
-                self.values.new_tensor(num_examples),
+                # Not new_tensor: a copy from the host waits for the device.
+                torch.full((), num_examples, dtype=self.values.dtype, device=self.values.device),
                 score.to(self.values),
                 torch.as_tensor(scored).to(self.values),
             ]
