@@ -133,10 +133,13 @@ def test_compiled_it_gives_the_same_or_says_that_it_cannot() -> None:
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(6, 4)
     compiled(x)
+    refusal = ""
     try:
         found = exact_last_layer(model, lambda: compiled(x))
     except ValueError as error:
-        assert "under compile=True calls are not seen" in str(error)
+        refusal = str(error)
+    if refusal:
+        assert "under compile=True calls are not seen" in refusal
         return
     expected = exact_last_layer(model, lambda: model(x))
     torch.testing.assert_close(found.mean, expected.mean)

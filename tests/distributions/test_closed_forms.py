@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from distributions.references import FAMILIES, PRIORS, kl_by_quadrature, points
 
 from bayesify.distributions import (
     GeneralisedErrorPrior,
@@ -16,6 +15,7 @@ from bayesify.distributions import (
     families,
     priors,
 )
+from distributions.references import FAMILIES, PRIORS, kl_by_quadrature, points
 
 STEP = 1e-3
 PAIRS = [
@@ -118,4 +118,6 @@ def test_multiplicative_and_additive_noise_agree_where_they_are_the_same_law():
     std = values["mean"].abs() * torch.sigmoid(values["logit_alpha"]).sqrt()
     found = closed(MultiplicativeNormal(), values, LogUniformPrior())
     additive = Normal().initial(values["mean"], std)
-    torch.testing.assert_close(found, closed(Normal(), additive, LogUniformPrior()), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        found, closed(Normal(), additive, LogUniformPrior()), rtol=1e-9, atol=0
+    )

@@ -156,3 +156,12 @@ def test_read_tables_says_when_a_file_is_missing_or_not_toml(tmp_path):
     broken.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a TOML file"):
         read_tables(broken)
+
+
+def test_one_option_of_a_nested_table_can_be_changed():
+    method = {"name": "monte_carlo_kl", "prior": {"name": "normal", "mean": 0.1, "std": 0.1}}
+    tables = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "method": method}
+    changed = make_recipe(tables, {"method": {"prior": {"std": 0.3}}}).make_method()
+    assert (changed.prior.mean, changed.prior.std) == (0.1, 0.3)
+    other = make_recipe(tables, {"method": {"prior": {"name": "laplace"}}}).make_method()
+    assert (other.prior.mean, other.prior.std) == (0.0, 1.0)

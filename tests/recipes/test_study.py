@@ -6,7 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from bayesify.recipes.study import deep_merged, make_study, read_study, study_names
+from bayesify.recipes.recipe import deep_merged
+from bayesify.recipes.study import make_study, read_study, study_names
 
 TABLES = {
     "title": "A study",

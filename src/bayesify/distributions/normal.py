@@ -48,7 +48,9 @@ class Normal(LocationScale):
 
     def expected_distance(self, offset: Tensor, std: Tensor) -> Tensor:
         """Return the mean of a folded Normal."""
-        ratio = offset / std.clamp_min(torch.finfo(std.dtype).tiny)
+        # Beyond 40 deviations the fold is 0 in float64 too, and the quotients below would overflow.
+        least = (offset.abs() / 40).clamp_min(torch.finfo(std.dtype).tiny)
+        ratio = offset / torch.maximum(std, least)
         tail = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
         return offset * torch.erf(ratio * math.sqrt(0.5)) + tail
 

@@ -163,9 +163,23 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
 def _merge(table: str, before: Mapping[str, Any], added: Any) -> dict[str, Any]:
     if not isinstance(added, Mapping):
         raise TypeError(f"{table} must be a table, such as [{table}], got {added!r}")
-    is_other = "name" in added and before.get("name", added["name"]) != added["name"]
-    kept = {key: before[key] for key in OWN_DATA_KEYS if key in before} if is_other else before
-    return {**kept, **added}
+    return deep_merged(before, added)
+
+
+def deep_merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables in which what `second` says wins, key by key.
+
+    Where it names another model, data set, method or schedule, the options of the old one go.
+    """
+    names = (first.get("name"), second.get("name"))
+    if None not in names and names[0] != names[1]:
+        kept = {key: first[key] for key in OWN_DATA_KEYS if key in first}
+        return {**kept, **second}
+    merged = dict(first)
+    for key, value in second.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = deep_merged(merged[key], value) if both else value
+    return merged
 
 
 def _check_named(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from bayesify.recipes.recipe import OWN_DATA_KEYS, Recipe, make_recipe
+from bayesify.recipes.recipe import Recipe, deep_merged, make_recipe
 from bayesify.registry import unknown
 
 _KEYS = ("title", "kind", "about", "recipe", "measure", "axes", "skip", "quick", "paper")
@@ -130,22 +130,6 @@ def make_study(name: str, tables: Mapping[str, Any]) -> Study:
         if key not in tables:
             raise ValueError(f"{key} must be given in the study {name}")
     return Study(name, tables["title"], tables["kind"], tables.get("about", ""), tables)
-
-
-def deep_merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables in which what `second` says wins, key by key.
-
-    Where it names another model, data set, method or schedule, the options of the old one go.
-    """
-    names = (first.get("name"), second.get("name"))
-    if None not in names and names[0] != names[1]:
-        kept = {key: first[key] for key in OWN_DATA_KEYS if key in first}
-        return {**kept, **second}
-    merged = dict(first)
-    for key, value in second.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = deep_merged(merged[key], value) if both else value
-    return merged
 
 
 def _matches(wanted: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
