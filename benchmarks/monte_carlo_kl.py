@@ -22,7 +22,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,17 @@ from step_cost import (
 from torch import Tensor, nn
 
 import bayesify as bf
+from bayesify.conversion.posterior import posteriors
 from bayesify.distributions import divergence, families, priors
 from bayesify.distributions.scale import inverse_softplus
 
-NUM_DATA, BATCH = 50_000, 32
+NUM_DATA, BATCH, QUICK_BATCH = 50_000, 32, 4
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Largest M of the direct average on the paper's 11 GB card (Figure 2, right).
 PAPER_LARGEST = {"vgg_16": 5, "preact_resnet_50": 17, "densenet_121": 89}
-TINY: dict[str, dict[str, Any]] = {"vgg_11": {"width": 4}, "preact_resnet_18": {"width": 4}}
+TINY: dict[str, dict[str, Any]] = {"vgg_11": {"width": 4}}
 # Steps slower than this, watched, are not timed as well.
-LONGEST_SECONDS = 100.0
+LONGEST_SECONDS = 200.0
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,13 @@ class Report:
         self.provenance = provenance(__file__)
 
     def add(self, row: dict[str, Any]) -> None:
+        """Add a measurement."""
         self.results.append(row)
         self.write()
         print(", ".join(f"{k} {v}" for k, v in row.items() if v is not None), flush=True)
 
     def write(self) -> None:
+        """Write all there is."""
         report = {
             "benchmark": f"mcr/{self.part}",
             "provenance": self.provenance,
@@ -105,7 +108,8 @@ def build(network: str, *, quick: bool) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     shape = (1, 28, 28) if network == "lenet_5" else (3, 32, 32)
     net = bf.build_model(network, **(TINY.get(network, {}) if quick else {}))
-    x, y = torch.randn(BATCH, *shape), torch.randint(0, 10, (BATCH,))
+    size = QUICK_BATCH if quick else BATCH
+    x, y = torch.randn(size, *shape), torch.randint(0, 10, (size,))
     return net.to(DEVICE), x.to(DEVICE), y.to(DEVICE)
 
 
@@ -138,63 +142,71 @@ def maker(who: Contestant, *, quick: bool) -> Make:
 
 def graph_part(wanted: argparse.Namespace, report: Report) -> None:
     """Measure graph and memory of every contestant alone, then time them in turns."""
-    most = 10 if wanted.quick else 10_000
-    counts = [count for count in (1, 10, 100, 1000, 10_000) if count <= most]
-    few = [count for count in counts if count <= 100]
-    network = wanted.networks or "lenet_5"
-    contestants = [Contestant(network, "torch")]
-    contestants += [Contestant(network, "bayesify", f, "closed") for f in ("normal", "radial")]
-    for family, estimator, chosen in (
-        ("normal", "exact_mc", counts),
-        ("normal", "repar", counts),
-        ("radial", "repar", counts),
-        ("radial", "streamed", counts),
-        ("normal", "direct", few),
-        ("radial", "direct", few),
-    ):
-        contestants += [Contestant(network, "bayesify", family, estimator, m) for m in chosen]
+    contestants = _graph_contestants(wanted)
     steps: dict[Contestant, TrainingStep] = {}
     rows: dict[Contestant, dict[str, Any]] = {}
     for who in contestants:
         step = step_of(who, quick=wanted.quick)
-        # The optimiser's averages are there from the second step on: the first takes one draw.
-        _warm(who, step)
+        _start_optimizer(step)
         nodes: list[int] = []
         began = time.perf_counter()
         with watched(step) as peak:
             step(lambda kl, nodes=nodes: nodes.append(num_nodes(kl)))
-        rows[who] = {**asdict(who), "num_nodes": nodes[0] if nodes else None}
-        rows[who]["peak_mib"] = mib(peak.peak_bytes)
         if time.perf_counter() - began < LONGEST_SECONDS:
             steps[who] = step
+        rows[who] = {**asdict(who), "num_nodes": nodes[0] if nodes else None}
+        rows[who]["peak_mib"] = mib(peak.peak_bytes)
         report.add(rows[who])
-    times = in_turns(steps, wanted.seconds or (3.0 if DEVICE.type == "cuda" else 10.0))
-    for who, own in times.items():
-        alone = Contestant(who.network, who.library, who.family, who.estimator, 1)
-        one = times.get(alone if alone in times else who, own)
-        plain = times[contestants[0]]
-        rows[who] |= {
-            "milliseconds": round(statistics.median(own), 3),
-            "num_repeats": len(own),
-            "ratio_to_one_draw": round(ratio_in_turns(own, one), 3),
-            "ratio_to_deterministic": round(ratio_in_turns(own, plain), 3),
-        }
-    report.results = list(rows.values())
-    report.write()
+    for times in in_turns(steps, wanted.seconds or (3.0 if DEVICE.type == "cuda" else 10.0)):
+        for who, own in times.items():
+            one = replace(who, num_samples=1)
+            rows[who] |= {
+                "milliseconds": round(statistics.median(own), 3),
+                "num_repeats": len(own),
+                "ratio_to_one_draw": _ratio(own, times.get(one)),
+                "ratio_to_deterministic": _ratio(own, times[contestants[0]]),
+            }
+        report.write()
 
 
-def _warm(who: Contestant, step: TrainingStep) -> None:
-    sites = bf.conversion.posterior.posteriors(step.model) if who.num_samples else []
+def _graph_contestants(wanted: argparse.Namespace) -> list[Contestant]:
+    network = wanted.networks or ("vgg_11" if wanted.quick else "lenet_5")
+    most = 10 if wanted.quick else 10_000
+    # A CPU's memory is found from a list of all that was allocated, which would not fit.
+    most_streamed = most if DEVICE.type == "cuda" else min(most, 1000)
+    contestants = [Contestant(network, "torch")]
+    contestants += [Contestant(network, "bayesify", f, "closed") for f in ("normal", "radial")]
+    for family, estimator, largest in (
+        ("normal", "exact_mc", most),
+        ("normal", "repar", most),
+        ("radial", "repar", most),
+        ("radial", "streamed", most_streamed),
+        ("normal", "direct", min(most, 100)),
+        ("radial", "direct", min(most, 100)),
+    ):
+        counts = [count for count in (1, 10, 100, 1000, 10_000) if count <= largest]
+        contestants += [Contestant(network, "bayesify", family, estimator, m) for m in counts]
+    return contestants
+
+
+def _start_optimizer(step: TrainingStep) -> None:
+    """Take a step with one draw: the optimiser's averages are there from then on."""
+    sites = posteriors(step.model)
+    counts = [site.num_samples for site in sites]
     for site in sites:
         site.num_samples = 1
     step()
-    for site in sites:
-        site.num_samples = who.num_samples
+    for site, count in zip(sites, counts, strict=True):
+        site.num_samples = count
+
+
+def _ratio(own: list[float], other: list[float] | None) -> float | None:
+    return None if other is None else round(ratio_in_turns(own, other), 3)
 
 
 def networks_part(wanted: argparse.Namespace, report: Report) -> None:
     """Find the largest M of the direct average, and what ours cost at 1000."""
-    limit, seconds = limit_memory(wanted.limit_gib), wanted.seconds or 6.0
+    limit, seconds = limit_memory(wanted.limit_gib), wanted.seconds or 3.0
     most = 10 if wanted.quick else 1000
     networks = _networks(wanted)
 
@@ -213,11 +225,12 @@ def networks_part(wanted: argparse.Namespace, report: Report) -> None:
             library = "bayesify" if estimator else "torch"
             measure(Contestant(network, library, family, estimator, count))
     for network in networks:
-        largest, tried = _largest(network, "bayesify", "radial", "direct", wanted, limit)
+        who = Contestant(network, "bayesify", "radial", "direct")
+        largest, tried = _largest(who, wanted, limit)
         more = {"is_largest": True, "paper_largest": PAPER_LARGEST.get(network), "tried": tried}
-        measure(Contestant(network, "bayesify", "radial", "direct", largest), **more)
+        measure(replace(who, num_samples=largest), **more)
         # Figure 6: both at the largest M of the direct average.
-        measure(Contestant(network, "bayesify", "radial", "repar", largest))
+        measure(replace(who, estimator="repar", num_samples=largest))
     for estimator in ("repar", "streamed"):
         for network in networks:
             measure(Contestant(network, "bayesify", "radial", estimator, most))
@@ -229,16 +242,10 @@ def _networks(wanted: argparse.Namespace) -> list[str]:
 
 
 def _largest(
-    network: str,
-    library: str,
-    family: str | None,
-    estimator: str | None,
-    wanted: argparse.Namespace,
-    limit: int,
+    who: Contestant, wanted: argparse.Namespace, limit: int
 ) -> tuple[int, dict[int, float | None]]:
     def peak_at(number: int) -> int | None:
-        who = Contestant(network, library, family, estimator, number)
-        return peak_or_none(maker(who, quick=wanted.quick), limit)
+        return peak_or_none(maker(replace(who, num_samples=number), quick=wanted.quick), limit)
 
     largest, tried = largest_that_fits(peak_at, limit)
     return largest, {number: mib(peak) for number, peak in tried.items()}
@@ -246,25 +253,40 @@ def _largest(
 
 def peers_part(wanted: argparse.Namespace, report: Report) -> None:
     """Measure the peers with few draws and with as many as fit, and ours beside them."""
-    limit, seconds = limit_memory(wanted.limit_gib), wanted.seconds or 3.0
-    counts = (1, 4) if wanted.quick else (1, 10, 100)
+    limit = limit_memory(wanted.limit_gib)
     libraries = [name for name in PEERS if find_spec(name.split(",")[0])]
-    ours = [("bayesify", "normal", "exact_mc"), ("bayesify", "normal", "repar")]
     for network in _networks(wanted):
-        for library, family, estimator in [*((name, None, None) for name in libraries), *ours]:
-            runs = True
-            for count in counts:
-                who = Contestant(network, library, family, estimator, count)
-                found = cost(maker(who, quick=wanted.quick), seconds)
-                report.add({**asdict(who), **found})
-                runs = runs and found.get("error") in (None, "out of memory")
-                if "error" in found:
-                    break
-            if library in PEERS and runs and (wanted.quick or DEVICE.type == "cuda"):
-                largest, tried = _largest(network, library, family, estimator, wanted, limit)
-                who = Contestant(network, library, family, estimator, largest)
-                found = cost(maker(who, quick=wanted.quick), seconds)
-                report.add({**asdict(who), **found, "is_largest": True, "tried": tried})
+        for library in libraries:
+            who = Contestant(network, library)
+            runs = _few_draws(who, wanted, report)
+            if runs and _has_limit(wanted):
+                largest, tried = _largest(who, wanted, limit)
+                found = cost(
+                    maker(replace(who, num_samples=largest), quick=wanted.quick),
+                    wanted.seconds or 1.5,
+                )
+                row = {**asdict(who), "num_samples": largest, **found}
+                report.add({**row, "is_largest": True, "tried": tried})
+        for estimator in ("exact_mc", "repar"):
+            _few_draws(Contestant(network, "bayesify", "normal", estimator), wanted, report)
+
+
+def _few_draws(who: Contestant, wanted: argparse.Namespace, report: Report) -> bool:
+    """Measure 1, 10 and 100 draws as far as they go; tell whether one draw does."""
+    runs = False
+    for count in (1, 4) if wanted.quick else (1, 10, 100):
+        who = replace(who, num_samples=count)
+        found = cost(maker(who, quick=wanted.quick), wanted.seconds or 1.5)
+        report.add({**asdict(who), **found})
+        if "error" in found:
+            break
+        runs = True
+    return runs
+
+
+def _has_limit(wanted: argparse.Namespace) -> bool:
+    """Tell whether memory can be filled: a whole CPU's cannot without harm to others."""
+    return wanted.quick or DEVICE.type == "cuda"
 
 
 def error_part(wanted: argparse.Namespace, report: Report) -> None:
@@ -307,9 +329,9 @@ def _estimator_of(
 
 def print_table(report: Report) -> None:
     hidden = {"tried", "paper_largest" if report.part != "networks" else "num_repeats"}
-    columns = [k for k in dict.fromkeys(k for row in report.results for k in row)]
-    shown = [k for k in columns if k not in hidden]
-    cells = [[_cell(row.get(k)) for k in shown] for row in report.results]
+    columns = dict.fromkeys(column for row in report.results for column in row)
+    shown = [column for column in columns if column not in hidden]
+    cells = [[_cell(row.get(column)) for column in shown] for row in report.results]
     widths = [max(map(len, column)) for column in zip(shown, *cells, strict=True)]
     print(f"\n{report.part}")
     for line in (shown, *cells):
@@ -343,10 +365,11 @@ def main() -> None:
     wanted.limit_gib = wanted.limit_gib or (0.05 if wanted.quick else 11.0)
     folder = wanted.out or Path("results/quick/mcr" if wanted.quick else "results/mcr")
     if wanted.quick and wanted.seconds is None:
-        wanted.seconds = 0.2
+        wanted.seconds = 0.1
     for part in wanted.part.split(","):
-        settings = {"batch": BATCH, "is_quick": wanted.quick}
-        report = Report(part, folder / f"{part}_{'gpu' if DEVICE.type == 'cuda' else 'cpu'}.json", settings)
+        settings = {"batch": QUICK_BATCH if wanted.quick else BATCH, "is_quick": wanted.quick}
+        name = f"{part}_{'gpu' if DEVICE.type == 'cuda' else 'cpu'}.json"
+        report = Report(part, folder / name, settings)
         PARTS[part](wanted, report)
         report.write()
         print_table(report)

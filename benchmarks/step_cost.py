@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-MOST_REPEATS = 30
+MOST_REPEATS = 15
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -116,18 +116,16 @@ def timed(step: TrainingStep) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def in_turns(steps: Mapping[Key, TrainingStep], seconds: float) -> dict[Key, list[float]]:
+def in_turns(steps: Mapping[Key, TrainingStep], seconds: float) -> Iterator[dict[Key, list[float]]]:
     """Time steps in rounds, so that a slow moment of the machine hits all alike.
 
-    A step leaves once it has had its seconds; every one is timed in the first round.
+    Yields the times so far after each round. A step leaves once it has had its seconds.
     """
     times: dict[Key, list[float]] = {key: [] for key in steps}
-    while True:
-        left = [key for key, taken in times.items() if sum(taken) < 1e3 * seconds]
-        if not left:
-            return times
+    while left := [key for key, taken in times.items() if sum(taken) < 1e3 * seconds]:
         for key in left:
             times[key].append(timed(steps[key]))
+        yield times
 
 
 def ratio_in_turns(own: list[float], other: list[float]) -> float:
@@ -170,7 +168,9 @@ def peak_or_none(make: Make, limit: int) -> int | None:
     """Return the peak memory of a step, None where it does not fit the limit."""
     try:
         step = make()
-        step()
+        # What the allocator has broken up by then, it has broken up for good.
+        for _ in range(2):
+            step()
         with watched(step) as peak:
             step()
         # A GPU refuses by itself; a CPU is held to the same limit afterwards.

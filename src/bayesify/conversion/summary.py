@@ -106,15 +106,19 @@ class Summary:
 
         parts: list[RenderableType] = [Text(self._title(), style="bold")]
         # Narrower than the text: one column of counts, which says no more than it has to.
-        sites = [(*cells[:7], _merged(cells[7:10]), cells[10]) for cells in self._site_cells()]
-        headings = (*_SITE_HEADINGS, _COUNT_HEADINGS[0], _COUNT_HEADINGS[-1])
+        sites = [
+            (*cells[:4], f"{cells[4]}; {cells[5]}", cells[6], _merged(cells[7:10]), cells[10])
+            for cells in self._site_cells()
+        ]
+        named = (*_SITE_HEADINGS[:4], "prior; KL", _SITE_HEADINGS[6])
+        headings = (*named, _COUNT_HEADINGS[0], _COUNT_HEADINGS[-1])
         for names, rows in ((headings, sites), (_SKIP_HEADINGS, self._skip_cells())):
             table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             for name in names:
                 table.add_column(
                     name,
                     justify="right" if name in _COUNT_HEADINGS else "left",
-                    no_wrap=name not in ("site", "prior", "why"),
+                    no_wrap=name not in ("site", "prior; KL", "why"),
                     overflow="fold",
                 )
             for row in rows:

@@ -28,6 +28,8 @@ def divergence(
             these that the pair has.
         num_samples: Draws averaged by an estimator that draws.
     """
+    if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
+        raise ValueError(f"num_samples must be a whole number >= 1, got {num_samples!r}")
     problem = divergence_problem(family, prior, estimator)
     if problem:
         raise ValueError(problem)
@@ -43,11 +45,18 @@ def chosen_estimator(family: Family, prior: Prior, estimator: str = AUTO) -> Est
 
 def divergence_problem(family: Family, prior: Prior, estimator: str = AUTO) -> str | None:
     """Return why this pair has no KL, or none by this estimator; None where it has one."""
-    return (
-        prior.problem()
-        or infinite_kl(family, prior)
-        or (None if estimator == AUTO else estimators[estimator].problem(family, prior))
-    )
+    problem = prior.problem() or infinite_kl(family, prior)
+    if problem is None and prior.is_fit():
+        problem = _fit_problem(family, prior, estimator)
+    if problem is None and estimator != AUTO:
+        problem = estimators[estimator].problem(family, prior)
+    return problem
+
+
+def _fit_problem(family: Family, prior: Prior, estimator: str) -> str | None:
+    if estimator in (AUTO, "closed"):
+        return estimators["closed"].problem(family, prior)
+    return f"{prior} is a published fit of the KL: estimator must be 'closed', got {estimator!r}"
 
 
 def infinite_kl(family: Family, prior: Prior) -> str | None:

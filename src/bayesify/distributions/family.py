@@ -148,6 +148,10 @@ class Prior(ABC):
         found = self.terms()
         return found is not None and any(isinstance(entry, Exponent) for _, entry in found[1])
 
+    def is_fit(self) -> bool:
+        """Whether its KL is a published fit, which is a closed form and no average over draws."""
+        return False
+
     def problem(self) -> str | None:
         """Return what is wrong with the numbers of this prior, or None."""
         for field in dataclasses.fields(self):

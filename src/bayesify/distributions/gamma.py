@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import Scaling, at_least, log_size, on_a_side
+from bayesify.distributions.scaling import Scaling, at_least, log_size, on_a_side, shared_size
 from bayesify.distributions.special import digamma, standard_gamma, trigamma
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
 
@@ -47,7 +47,7 @@ class Gamma(Family):
         A weight of exactly 0 starts at std.
         """
         mean = on_a_side(tensor, std)
-        shape = (at_least_float32(mean) / at_least_float32(std)).square()
+        shape = (shared_size(mean, std) / at_least_float32(std)).square()
         excess = (shape - self.least_shape).clamp(_LEAST_START, _LARGEST_START)
         return {"mean": mean, "rho": inverse_softplus(excess).to(std.dtype)}
 
@@ -82,10 +82,10 @@ class Gamma(Family):
     def entropy(self, parameters: Parameters) -> Tensor:
         """Return Σ k + log θ + log Γ(k) + (1 − k) ψ(k)."""
         mean, shape = self._mean_and_shape(parameters)
-        scale = log_size(mean) - shape.log()
-        return (
-            shape + scale + torch.lgamma(shape) + (1 - shape) * torch.special.digamma(shape)
-        ).sum()
+        # Large terms that cancel: at shape 10⁶ half a nat would be left of float32.
+        k = shape.double()
+        of_shape = k - k.log() + torch.lgamma(k) + (1 - k) * torch.special.digamma(k)
+        return (log_size(mean) + of_shape.to(mean.dtype)).sum()
 
     def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
         """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
@@ -102,8 +102,7 @@ class Gamma(Family):
             return None
         if statistic.centre == 0:
             power = statistic.exponent
-            ratio = torch.lgamma(shape + power) - torch.lgamma(shape)
-            return torch.exp(power * scale + ratio)
+            return torch.exp(power * log_size(mean) + log_moment(shape, power))
         if statistic.exponent == 2:
             return (mean - statistic.centre).square() + self.variance(parameters)
         return None
@@ -114,8 +113,7 @@ class Gamma(Family):
 
     def _mean_and_shape(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
         mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
-        shape = self.least_shape + softplus(rho)
-        return mean, shape.clamp_min(torch.finfo(rho.dtype).tiny)
+        return mean, above_least(self.least_shape, softplus(rho))
 
 
 @families.register("erlang")
@@ -193,9 +191,10 @@ class ErlangPrior(GammaPrior):
 
     def problem(self) -> str | None:
         """Say when the shape is no whole number."""
-        if self.shape != int(self.shape):
+        problem = super().problem()
+        if problem is None and self.shape != int(self.shape):
             return f"the prior's shape must be a whole number, got {self.shape}"
-        return super().problem()
+        return problem
 
 
 @priors.register("chi_squared")
@@ -212,6 +211,17 @@ class ChiSquaredPrior(Prior):
     def terms(self) -> tuple[float, Terms]:
         """Return the terms of a gamma prior of shape degrees / 2 and rate ½."""
         return GammaPrior(self.degrees / 2, 0.5).terms()
+
+
+def log_moment(shape: Tensor, power: float) -> Tensor:
+    """Return log E[x^power] of a gamma number of mean 1, in float64 where terms cancel."""
+    k = shape.double()
+    return (torch.lgamma(k + power) - torch.lgamma(k) - power * k.log()).to(shape.dtype)
+
+
+def above_least(least: float, excess: Tensor) -> Tensor:
+    """Return least + excess, above the least by more than rounding: at it moments are infinite."""
+    return least + excess.clamp_min(1e-6 * least or torch.finfo(excess.dtype).tiny)
 
 
 def check_least_shape(value: float, least: float) -> None:

@@ -39,7 +39,9 @@ class GeneralisedError(LocationScale):
 
     def noise_log_prob(self, noise: Tensor) -> Tensor:
         """Return log(power / (2 a Γ(1/power))) − |noise / a|^power."""
-        return _log_peak(self.power) - (noise.abs() / unit_scale(self.power)) ** self.power
+        # Below power 1 the slope at 0 is infinite: a noise that is rounded to 0 has none.
+        size = noise.abs().clamp_min(torch.finfo(noise.dtype).tiny) / unit_scale(self.power)
+        return _log_peak(self.power) - size**self.power
 
     def noise_entropy(self) -> float:
         """Return 1 / power − log(power / (2 a Γ(1/power)))."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
-from bayesify.distributions.gamma import check_least_shape
+from bayesify.distributions.gamma import above_least, check_least_shape
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import at_least, log_size, on_a_side
+from bayesify.distributions.scaling import at_least, log_size, on_a_side, shared_size
 from bayesify.distributions.special import standard_gamma
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
 
@@ -44,7 +44,7 @@ class InverseGamma(Family):
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
         """Return mean = tensor and the shape of std; a weight of exactly 0 starts at std."""
         mean = on_a_side(tensor, std)
-        shape = 2.0 + (at_least_float32(mean) / at_least_float32(std)).square()
+        shape = 2.0 + (shared_size(mean, std) / at_least_float32(std)).square()
         excess = (shape - self.least_shape).clamp(_LEAST_START, _LARGEST_START)
         return {"mean": mean, "rho": inverse_softplus(excess).to(std.dtype)}
 
@@ -79,10 +79,10 @@ class InverseGamma(Family):
     def entropy(self, parameters: Parameters) -> Tensor:
         """Return Σ k + log θ + log Γ(k) − (1 + k) ψ(k)."""
         mean, shape = self._mean_and_shape(parameters)
-        scale = log_size(mean) + (shape - 1.0).log()
-        return (
-            shape + scale + torch.lgamma(shape) - (1 + shape) * torch.special.digamma(shape)
-        ).sum()
+        # Large terms that cancel, as in a gamma law.
+        k = shape.double()
+        of_shape = k + (k - 1).log() + torch.lgamma(k) - (1 + k) * torch.special.digamma(k)
+        return (log_size(mean) + of_shape.to(mean.dtype)).sum()
 
     def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
         """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
@@ -99,8 +99,9 @@ class InverseGamma(Family):
             return None
         if statistic.centre == 0:
             power = statistic.exponent
-            ratio = torch.lgamma(shape - power) - torch.lgamma(shape)
-            return torch.exp(power * scale + ratio)
+            k = shape.double()
+            ratio = torch.lgamma(k - power) - torch.lgamma(k) + power * (k - 1).log()
+            return torch.exp(power * log_size(mean) + ratio.to(mean.dtype))
         if statistic.exponent == 2:
             return (mean - statistic.centre).square() + self.variance(parameters)
         return None
@@ -111,8 +112,7 @@ class InverseGamma(Family):
 
     def _mean_and_shape(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
         mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
-        # Above the least shape by more than rounding: at 2 exactly there is no variance.
-        return mean, self.least_shape + softplus(rho).clamp_min(1e-6)
+        return mean, above_least(self.least_shape, softplus(rho))
 
 
 @priors.register("inverse_gamma")

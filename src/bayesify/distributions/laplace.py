@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.family import families, priors
-from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
+from bayesify.distributions.location_scale import (
+    LocationScale,
+    LocationScalePrior,
+    bounded_below,
+)
 from bayesify.distributions.statistic import Power, Terms
 
 _SCALE = math.sqrt(0.5)  # of the noise of variance 1
@@ -42,8 +46,8 @@ class Laplace(LocationScale):
 
     def expected_distance(self, offset: Tensor, std: Tensor) -> Tensor:
         """Return |offset| + c · exp(−|offset| / c)."""
-        scale = (std * _SCALE).clamp_min(torch.finfo(std.dtype).tiny)
-        return offset.abs() + scale * torch.exp(-offset.abs() / scale)
+        distance, scale = offset.abs(), std * _SCALE
+        return distance + scale * torch.exp(-distance / bounded_below(scale, distance / 800))
 
 
 @priors.register("laplace")

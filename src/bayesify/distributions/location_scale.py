@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from bayesify.distributions.family import Averaged, Family, Parameters, Prior
@@ -87,7 +88,8 @@ class LocationScale(Family):
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return log density((w − mean) / std) − log std."""
         mean, rho = _precise(parameters)
-        return self.noise_log_prob((value - mean) / softplus(rho)) - log_softplus(rho)
+        std = softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny)
+        return self.noise_log_prob((value - mean) / std) - log_softplus(rho)
 
     def entropy(self, parameters: Parameters) -> Tensor | None:
         """Return Σ log std + entropy of the noise."""
@@ -134,6 +136,17 @@ def sum_of_log_std(parameters: Parameters) -> Tensor:
     """Return Σ log std; a std that entries share counts once for each of them."""
     mean, rho = parameters["mean"], at_least_float32(parameters["rho"])
     return log_softplus(rho).sum() * (mean.numel() / max(rho.numel(), 1))
+
+
+def bounded_below(scale: Tensor, least: Tensor) -> Tensor:
+    """Return a scale that another number over it, and its derivatives, stay finite for.
+
+    Args:
+        scale: May be 0.
+        least: What it counts as where it is less: a share of that number, at which what is
+            wanted of the quotient has reached its limit.
+    """
+    return torch.maximum(scale, least.clamp_min(torch.finfo(scale.dtype).tiny))
 
 
 def _precise(parameters: Parameters) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,11 @@ from bayesify.distributions.family import Averaged, Family, Parameters, Support
 from bayesify.distributions.location_scale import NoisePower
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus
-from bayesify.distributions.scaling import at_least, log_size, on_a_side
+from bayesify.distributions.scaling import at_least, log_size, on_a_side, shared_size
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
+
+# Beyond this std / |mean| the variance is in a few of a billion draws.
+_LARGEST_START = 1e4
 
 
 class LogLocationScale(Family):
@@ -31,6 +34,10 @@ class LogLocationScale(Family):
     @abstractmethod
     def spread(self, rho: Tensor) -> Tensor:
         """Return the positive factor of the noise."""
+
+    @abstractmethod
+    def log_spread(self, rho: Tensor) -> Tensor:
+        """Return its logarithm, finite for every finite rho."""
 
     @abstractmethod
     def initial_softplus(self, ratio: Tensor) -> Tensor:
@@ -59,7 +66,7 @@ class LogLocationScale(Family):
     def initial(self, tensor: Tensor, std: Tensor) -> dict[str, Tensor]:
         """Return mean = tensor and the rho of std; a weight of exactly 0 starts at std."""
         mean = on_a_side(tensor, std)
-        ratio = at_least_float32(std) / at_least_float32(mean).abs()
+        ratio = (at_least_float32(std) / shared_size(mean, std)).clamp_max(_LARGEST_START)
         return {"mean": mean, "rho": inverse_softplus(self.initial_softplus(ratio)).to(std.dtype)}
 
     def deviation(self, parameters: Parameters) -> Tensor:
@@ -85,24 +92,26 @@ class LogLocationScale(Family):
     def variance(self, parameters: Parameters) -> Tensor:
         """Return mean² · (E[exp(2 · spread · noise)] / E[exp(spread · noise)]² − 1)."""
         mean, spread = self._mean_and_spread(parameters)
-        return mean.square() * torch.expm1(
-            self.log_moment(2 * spread) - 2 * self.log_moment(spread)
-        )
+        # In float32 the difference of a narrow law is rounding, and may be negative.
+        precise = spread.double()
+        excess = torch.expm1(self.log_moment(2 * precise) - 2 * self.log_moment(precise))
+        return mean.square() * excess.clamp_min(0.0).to(mean.dtype)
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return log density(noise) − log spread − log |w|; −inf on the other side of 0."""
         mean, spread = self._mean_and_spread(parameters)
         inside = value / mean > 0
         size = log_size(torch.where(inside, value, torch.ones_like(value)))
-        noise = (size - self._location(parameters)) / spread
-        density = self.noise_log_prob(noise) - spread.log() - size
+        least = torch.finfo(spread.dtype).tiny
+        noise = (size - self._location(parameters)) / spread.clamp_min(least)
+        density = self.noise_log_prob(noise) - self._log_spread(parameters) - size
         return torch.where(inside, density, -math.inf)
 
     def entropy(self, parameters: Parameters) -> Tensor:
         """Return Σ entropy of the noise + log spread + E[log |w|]."""
         _, spread = self._mean_and_spread(parameters)
         size = self._location(parameters) + spread * self.noise_mean_and_variance()[0]
-        return (size + spread.log() + self.noise_entropy()).sum()
+        return (size + self._log_spread(parameters) + self.noise_entropy()).sum()
 
     def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
         """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
@@ -148,11 +157,14 @@ class LogLocationScale(Family):
     def _sampled_log_density(self, parameters: Parameters, averages: Sequence[Tensor]) -> Tensor:
         _, spread = self._mean_and_spread(parameters)
         size = self._location(parameters) + spread * averages[1]
-        return (averages[0] - spread.log() - size).sum()
+        return (averages[0] - self._log_spread(parameters) - size).sum()
 
     def _mean_and_spread(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
         rho = at_least_float32(parameters["rho"])
         return at_least_float32(parameters["mean"]), self.spread(rho)
+
+    def _log_spread(self, parameters: Parameters) -> Tensor:
+        return self.log_spread(at_least_float32(parameters["rho"]))
 
     def _location(self, parameters: Parameters) -> Tensor:
         mean, spread = self._mean_and_spread(parameters)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.distributions.family import Prior, Support, families, priors
 from bayesify.distributions.log_location_scale import LogLocationScale
-from bayesify.distributions.scale import softplus
+from bayesify.distributions.scale import log_softplus, softplus
 from bayesify.distributions.statistic import Log, LogSquare, Terms
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -27,6 +27,10 @@ class LogNormal(LogLocationScale):
     def spread(self, rho: Tensor) -> Tensor:
         """Return the standard deviation of log |w|."""
         return softplus(rho)
+
+    def log_spread(self, rho: Tensor) -> Tensor:
+        """Return its logarithm."""
+        return log_softplus(rho)
 
     def initial_softplus(self, ratio: Tensor) -> Tensor:
         """Return √log(1 + (std / mean)²)."""

@@ -59,6 +59,10 @@ class LogUniformPrior(Prior):
         """Return −log |w| and the constant with which the KL vanishes under much noise."""
         return _CONSTANT, ((-1.0, Log()),)
 
+    def is_fit(self) -> bool:
+        """Whether the KL is one of the published fits."""
+        return self.kl != "exact"
+
     def problem(self) -> str | None:
         """Return why the KL cannot be computed, or None."""
         if self.kl in get_args(LogUniformKL):
@@ -66,18 +70,23 @@ class LogUniformPrior(Prior):
         return f"kl must be 'exact', 'molchanov' or 'kingma', got {self.kl!r}"
 
 
-@closed.register(Normal, LogUniformPrior)
+def _problem(family: Normal, prior: LogUniformPrior) -> str | None:
+    del family
+    if prior.kl != "kingma":
+        return None
+    return (
+        "kl='kingma' holds for alpha <= 1 only, which additive noise does not keep: take "
+        "'exact' or 'molchanov', or multiplicative noise"
+    )
+
+
+@closed.register(Normal, LogUniformPrior, _problem)
 def normal_from_log_uniform(
     family: Normal, parameters: Parameters, prior: LogUniformPrior, num_samples: int = 0
 ) -> Tensor:
     """Return Σ 2 ∫₀ˣ D(u) du with x = |mean| / (std √2), or Molchanov's fit of it."""
     del family, num_samples
     mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
-    if prior.kl == "kingma":
-        raise ValueError(
-            "kl='kingma' holds for alpha <= 1 only, which additive noise does not keep: take "
-            "'exact' or 'molchanov', or multiplicative noise"
-        )
     if prior.kl == "molchanov":
         return molchanov_fit(fitted_log_alpha(mean, log_softplus(rho))).sum()
     if peek_interpreter_stack() is not None:

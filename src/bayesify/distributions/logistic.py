@@ -11,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.distributions.family import families, priors
-from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
+from bayesify.distributions.location_scale import (
+    LocationScale,
+    LocationScalePrior,
+    bounded_below,
+)
 
 _SCALE = math.sqrt(3) / math.pi  # of the noise of variance 1
 
@@ -47,8 +51,9 @@ class Logistic(LocationScale):
 
     def expected_distance(self, offset: Tensor, std: Tensor) -> Tensor:
         """Return |offset| + 2c · log(1 + exp(−|offset| / c))."""
-        scale = (std * _SCALE).clamp_min(torch.finfo(std.dtype).tiny)
-        return offset.abs() + 2 * scale * F.softplus(-offset.abs() / scale)
+        distance, scale = offset.abs(), std * _SCALE
+        ratio = distance / bounded_below(scale, distance / 800)
+        return distance + 2 * scale * F.softplus(-ratio)
 
 
 @priors.register("logistic")

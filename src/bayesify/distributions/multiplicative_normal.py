@@ -8,6 +8,7 @@ Reference: Kingma, Salimans, Welling (2015).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from bayesify.distributions.family import Family, Parameters, families
 from bayesify.distributions.log_uniform import LogUniformPrior, multiplicative_kl
 from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
 from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.scaling import log_size
 
 _LARGEST_START = 0.5
 
@@ -45,7 +47,7 @@ class MultiplicativeNormal(Family):
     def deviation(self, parameters: Parameters) -> Tensor:
         """Return mean · √alpha · noise, drawn in float32 or better."""
         mean, logit = (at_least_float32(parameters[name]) for name in self.parameter_names)
-        return mean * torch.sigmoid(logit).sqrt() * torch.randn_like(mean)
+        return mean * torch.exp(0.5 * F.logsigmoid(logit)) * torch.randn_like(mean)
 
     def mean(self, parameters: Parameters) -> Tensor:
         """Return the mean."""
@@ -58,9 +60,11 @@ class MultiplicativeNormal(Family):
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return the log density of N(mean, alpha · mean²)."""
-        variance = self.variance(parameters)
-        standardised = (value - parameters["mean"]).square() / variance
-        return -0.5 * (standardised + torch.log(2 * torch.pi * variance))
+        mean, logit = (at_least_float32(parameters[name]) for name in self.parameter_names)
+        # A square of a small mean would be 0: only its logarithm is taken.
+        log_std = 0.5 * F.logsigmoid(logit) + log_size(mean)
+        noise = (value - mean) / log_std.exp().clamp_min(torch.finfo(mean.dtype).tiny)
+        return -0.5 * (noise.square() + math.log(2 * math.pi)) - log_std
 
 
 @closed.register(MultiplicativeNormal, LogUniformPrior)

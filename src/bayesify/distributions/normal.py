@@ -13,7 +13,11 @@ from torch._C._functorch import peek_interpreter_stack
 from bayesify.distributions.blocks import in_blocks
 from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Parameters, families, priors
-from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
+from bayesify.distributions.location_scale import (
+    LocationScale,
+    LocationScalePrior,
+    bounded_below,
+)
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import log_softplus, softplus
 from bayesify.distributions.statistic import Exponent, Power, Statistic, Terms
@@ -48,9 +52,8 @@ class Normal(LocationScale):
 
     def expected_distance(self, offset: Tensor, std: Tensor) -> Tensor:
         """Return the mean of a folded Normal."""
-        # Beyond 40 deviations the fold is 0 in float64 too, and the quotients below would overflow.
-        least = (offset.abs() / 40).clamp_min(torch.finfo(std.dtype).tiny)
-        ratio = offset / torch.maximum(std, least)
+        # 40 deviations away nothing is folded, in float64 too.
+        ratio = offset / bounded_below(std, offset.abs() / 40)
         tail = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
         return offset * torch.erf(ratio * math.sqrt(0.5)) + tail
 

@@ -154,6 +154,14 @@ def on_a_side(tensor: Tensor, std: Tensor) -> Tensor:
     return torch.where(tensor == 0, std.to(tensor.dtype), tensor)
 
 
+def shared_size(mean: Tensor, std: Tensor) -> Tensor:
+    """Return |mean|, its root mean square over the entries that share a std."""
+    size = at_least_float32(mean).abs()
+    counts = (1,) * (mean.ndim - std.ndim) + tuple(std.shape)
+    shared = [axis for axis, count in enumerate(counts) if count != mean.shape[axis]]
+    return size.square().mean(shared, keepdim=True).sqrt() if shared else size
+
+
 def log_size(mean: Tensor) -> Tensor:
     """Return log |mean|, finite at 0."""
     return mean.abs().clamp_min(torch.finfo(mean.dtype).tiny).log()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.family import Prior, Support, families, priors
-from bayesify.distributions.gamma import check_least_shape
+from bayesify.distributions.gamma import above_least, check_least_shape
 from bayesify.distributions.log_location_scale import LogLocationScale
 from bayesify.distributions.scale import softplus
 from bayesify.distributions.special import EULER
@@ -39,11 +39,15 @@ class Weibull(LogLocationScale):
 
     def shape(self, rho: Tensor) -> Tensor:
         """Return the shape k."""
-        return self.least_shape + softplus(rho)
+        return above_least(self.least_shape, softplus(rho))
 
     def spread(self, rho: Tensor) -> Tensor:
         """Return 1 / k."""
-        return 1.0 / self.shape(rho).clamp_min(torch.finfo(rho.dtype).tiny)
+        return 1.0 / self.shape(rho)
+
+    def log_spread(self, rho: Tensor) -> Tensor:
+        """Return −log k."""
+        return -self.shape(rho).log()
 
     def initial_softplus(self, ratio: Tensor) -> Tensor:
         """Return the shape with this std / mean, to 1 %, above the least.
