@@ -88,7 +88,8 @@ class LocationScale(Family):
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return log density((w − mean) / std) − log std."""
         mean, rho = _precise(parameters)
-        std = softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny)
+        # As little as keeps its inverse, times any noise, in range.
+        std = softplus(rho).clamp_min(1e6 * torch.finfo(rho.dtype).tiny)
         return self.noise_log_prob((value - mean) / std) - log_softplus(rho)
 
     def entropy(self, parameters: Parameters) -> Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 EULER = 0.5772156649015329
 # The series below this, the continued fraction above: both reach float64 with this many terms.
@@ -40,20 +41,20 @@ class _LogScaledE1(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
-        value = value.clamp_min(torch.finfo(value.dtype).tiny)
-        scaled = _scaled_e1(value)
-        ctx.save_for_backward(value, scaled)
+        scaled, slope = _scaled_e1_and_slope(value.clamp_min(torch.finfo(value.dtype).tiny))
+        ctx.save_for_backward(slope)
         return scaled.log()
 
     @staticmethod
+    @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
     ) -> Tensor:
-        value, scaled = ctx.saved_tensors
-        return gradient * (1.0 - 1.0 / (value * scaled))
+        return gradient * ctx.saved_tensors[0]
 
 
-def _scaled_e1(value: Tensor) -> Tensor:
+def _scaled_e1_and_slope(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g = exp(x) E₁(x), and the derivative of its logarithm."""
     small = value.clamp_max(_SERIES_BELOW)
     term, total = torch.ones_like(small), torch.zeros_like(small)
     for k in range(1, _NUM_SERIES + 1):
@@ -64,8 +65,11 @@ def _scaled_e1(value: Tensor) -> Tensor:
     fraction = torch.zeros_like(large)
     for k in range(_NUM_FRACTION, 0, -1):
         fraction = k / (1.0 + k / (large + fraction))
-    above = 1.0 / (large + fraction)
-    return torch.where(value < _SERIES_BELOW, below, above)
+    is_small = value < _SERIES_BELOW
+    scaled = torch.where(is_small, below, 1.0 / (large + fraction))
+    # With g = 1 / (x + f) the difference is −f / x: far out it would be all rounding.
+    slope = torch.where(is_small, 1.0 - 1.0 / (small * below), -fraction / large)
+    return scaled, slope
 
 
 def mean_over_standard_wald(function: Callable[[Tensor], Tensor]) -> float:
