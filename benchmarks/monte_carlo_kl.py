@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from monte_carlo_kl_peers import PEERS
+from monte_carlo_kl_peers import MENDED, PEERS
 from provenance import provenance
 from step_cost import (
     Make,
@@ -71,6 +71,10 @@ class Contestant:
     num_samples: int | None = None
 
 
+class OutOfTimeError(Exception):
+    """A part has had its time; what it found is written."""
+
+
 @dataclass
 class Report:
     """What a part found, written after each measurement: a run cut off leaves what it has."""
@@ -78,6 +82,7 @@ class Report:
     part: str
     path: Path
     settings: dict[str, Any]
+    seconds: float
 
     def __post_init__(self) -> None:
         self.began = time.perf_counter()
@@ -89,6 +94,8 @@ class Report:
         self.results.append(row)
         self.write()
         print(", ".join(f"{k} {v}" for k, v in row.items() if v is not None), flush=True)
+        if time.perf_counter() - self.began > self.seconds:
+            raise OutOfTimeError
 
     def write(self) -> None:
         """Write all there is."""
@@ -206,7 +213,7 @@ def _ratio(own: list[float], other: list[float] | None) -> float | None:
 
 def networks_part(wanted: argparse.Namespace, report: Report) -> None:
     """Find the largest M of the direct average, and what ours cost at 1000."""
-    limit, seconds = limit_memory(wanted.limit_gib), wanted.seconds or 3.0
+    limit, seconds = limit_memory(wanted.limit_gib), wanted.seconds or 2.0
     most = 10 if wanted.quick else 1000
     networks = _networks(wanted)
 
@@ -252,23 +259,24 @@ def _largest(
 
 
 def peers_part(wanted: argparse.Namespace, report: Report) -> None:
-    """Measure the peers with few draws and with as many as fit, and ours beside them."""
+    """Measure the peers and ours with few draws, then the peers with as many as fit."""
     limit = limit_memory(wanted.limit_gib)
+    networks = _networks(wanted)
     libraries = [name for name in PEERS if find_spec(name.split(",")[0])]
-    for network in _networks(wanted):
+    able: list[Contestant] = []
+    for network in networks:
+        runs = False
         for library in libraries:
-            who = Contestant(network, library)
-            runs = _few_draws(who, wanted, report)
-            if runs and _has_limit(wanted):
-                largest, tried = _largest(who, wanted, limit)
-                found = cost(
-                    maker(replace(who, num_samples=largest), quick=wanted.quick),
-                    wanted.seconds or 1.5,
-                )
-                row = {**asdict(who), "num_samples": largest, **found}
-                report.add({**row, "is_largest": True, "tried": tried})
+            # A peer is mended only where it does not run as it is.
+            if not (runs and library in MENDED):
+                runs = _few_draws(Contestant(network, library), wanted, report)
+                able += [Contestant(network, library)] * runs
         for estimator in ("exact_mc", "repar"):
             _few_draws(Contestant(network, "bayesify", "normal", estimator), wanted, report)
+    for who in able if wanted.quick or DEVICE.type == "cuda" else []:
+        largest, tried = _largest(who, wanted, limit)
+        row = asdict(replace(who, num_samples=largest))
+        report.add({**row, "peak_mib": tried.get(largest), "is_largest": True, "tried": tried})
 
 
 def _few_draws(who: Contestant, wanted: argparse.Namespace, report: Report) -> bool:
@@ -276,17 +284,12 @@ def _few_draws(who: Contestant, wanted: argparse.Namespace, report: Report) -> b
     runs = False
     for count in (1, 4) if wanted.quick else (1, 10, 100):
         who = replace(who, num_samples=count)
-        found = cost(maker(who, quick=wanted.quick), wanted.seconds or 1.5)
+        found = cost(maker(who, quick=wanted.quick), wanted.seconds or 1.0)
         report.add({**asdict(who), **found})
         if "error" in found:
             break
         runs = True
     return runs
-
-
-def _has_limit(wanted: argparse.Namespace) -> bool:
-    """Tell whether memory can be filled: a whole CPU's cannot without harm to others."""
-    return wanted.quick or DEVICE.type == "cuda"
 
 
 def error_part(wanted: argparse.Namespace, report: Report) -> None:
@@ -359,6 +362,7 @@ def main() -> None:
     parser.add_argument("--networks", help="comma-separated names of models")
     parser.add_argument("--seconds", type=float, help="for each contestant")
     parser.add_argument("--limit-gib", type=float, default=None, help="memory of the GPU to use")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for each part")
     parser.add_argument("--quick", action="store_true", help="tiny networks and few draws")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
@@ -366,11 +370,16 @@ def main() -> None:
     folder = wanted.out or Path("results/quick/mcr" if wanted.quick else "results/mcr")
     if wanted.quick and wanted.seconds is None:
         wanted.seconds = 0.1
+    # What the first step on a GPU loads is no contestant's cost.
+    cost(maker(Contestant("lenet_5", "torch"), quick=wanted.quick), 0.1)
     for part in wanted.part.split(","):
         settings = {"batch": QUICK_BATCH if wanted.quick else BATCH, "is_quick": wanted.quick}
         name = f"{part}_{'gpu' if DEVICE.type == 'cuda' else 'cpu'}.json"
-        report = Report(part, folder / name, settings)
-        PARTS[part](wanted, report)
+        report = Report(part, folder / name, settings, 60 * wanted.minutes)
+        try:
+            PARTS[part](wanted, report)
+        except OutOfTimeError:
+            print(f"{part}: out of time")
         report.write()
         print_table(report)
 

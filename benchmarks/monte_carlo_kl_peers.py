@@ -58,3 +58,5 @@ PEERS: dict[str, PeerStep] = {
     "torch_blue": torch_blue_step,
     "torch_blue, no running averages": torch_blue_step_without_running_averages,
 }
+# What follows the peer that it mends.
+MENDED = ("torch_blue, no running averages",)

@@ -147,9 +147,9 @@ def cost(make: Make, seconds: float) -> dict[str, Any]:
 
 def _cost(step: TrainingStep, seconds: float) -> dict[str, Any]:
     first = timed(step)
-    num_repeats = min(MOST_REPEATS, max(1, int(1e3 * seconds / first)))
-    # What only a first step does is seen in a short one; a long one is too dear to throw away.
-    times = [first] if num_repeats == 1 else []
+    # A first step does more than the others; a long one is too dear to throw away.
+    times = [first] if first > 1e3 * seconds else []
+    num_repeats = 1 if times else min(MOST_REPEATS, max(2, int(1e3 * seconds / timed(step))))
     if torch.cuda.is_available():
         with watched(step) as peak:
             times += [timed(step) for _ in range(num_repeats)]
@@ -167,19 +167,21 @@ def _cost(step: TrainingStep, seconds: float) -> dict[str, Any]:
 def peak_or_none(make: Make, limit: int) -> int | None:
     """Return the peak memory of a step, None where it does not fit the limit."""
     try:
-        step = make()
-        # What the allocator has broken up by then, it has broken up for good.
-        for _ in range(2):
-            step()
-        with watched(step) as peak:
-            step()
+        peak = _peak(make())
         # A GPU refuses by itself; a CPU is held to the same limit afterwards.
-        fits = torch.cuda.is_available() or peak.peak_bytes <= limit
-        return peak.peak_bytes if fits else None
-    except torch.OutOfMemoryError:
+        return peak if torch.cuda.is_available() or peak <= limit else None
+    except RuntimeError:
+        # Out of memory, in one of the words that torch, CUDA and cuDNN have for it.
         return None
     finally:
         forget()
+
+
+def _peak(step: TrainingStep) -> int:
+    step()
+    with watched(step) as peak:
+        step()
+    return peak.peak_bytes
 
 
 def largest_that_fits(

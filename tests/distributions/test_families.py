@@ -67,10 +67,10 @@ def test_every_registered_family_is_checked():
 
 
 @EACH
-@pytest.mark.parametrize("index", range(4))
-def test_log_prob_integrates_to_one(family, index):
-    parameters = single(family, index)
-    assert abs(integral(density(family, parameters), family, parameters) - 1) < 1e-7
+def test_log_prob_integrates_to_one(family):
+    for index in range(4):
+        parameters = single(family, index)
+        assert abs(integral(density(family, parameters), family, parameters) - 1) < 1e-7
 
 
 @EACH

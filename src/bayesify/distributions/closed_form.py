@@ -8,20 +8,21 @@ from torch import Tensor
 from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Family, Parameters, Prior
 from bayesify.distributions.log_uniform import LogUniformPrior
+from bayesify.distributions.precision import at_least_float32
 
 
 def _problem(family: Family, prior: Prior) -> str | None:
     # What is known does not depend on the numbers: a tensor of one entry tells.
     trial = family.initial(torch.ones(1), torch.full((1,), 0.1))
     names = f"the {family.name!r} family and the {prior.name!r} prior"
+    if isinstance(prior, LogUniformPrior) and prior.kl != "exact":
+        return f"kl={prior.kl!r} is a fit for Normal posteriors: take kl='exact' for {names}"
     found = prior.terms()
     if family.entropy(trial) is None or found is None:
         return f"no closed form is known for {names}"
     for _, statistic in found[1]:
         if family.expected(statistic, trial) is None:
             return f"no closed form is known for {names}: it needs the average of {statistic}"
-    if isinstance(prior, LogUniformPrior) and prior.kl != "exact":
-        return f"kl={prior.kl!r} is a fit for Normal posteriors: take kl='exact' for {names}"
     return None
 
 
@@ -31,6 +32,8 @@ def closed_by_averages(
 ) -> Tensor:
     """Return −entropy − constant − Σ weight · E[statistic], summed over entries."""
     del num_samples
+    # Once: where several terms of a gradient are rounded to bfloat16 their sum is not its rounding.
+    parameters = {name: at_least_float32(value) for name, value in parameters.items()}
     entropy, found = family.entropy(parameters), prior.terms()
     assert entropy is not None
     assert found is not None

@@ -56,11 +56,9 @@ class _Streamed(torch.autograd.Function):
     ) -> Tensor:
         needed = ctx.needs_input_grad[4:]
         total = torch.zeros((), device=values[0].device, dtype=torch.float64)
-        pairs = list(zip(values, needed, strict=True))
         # In bfloat16 a sum of many draws would stop growing: 1 + 1/256 is 1.
-        sums = [
-            torch.zeros_like(at_least_float32(value)) for value, is_needed in pairs if is_needed
-        ]
+        pairs = list(zip(map(at_least_float32, values), needed, strict=True))
+        sums = [torch.zeros_like(value) for value, is_needed in pairs if is_needed]
         for _ in range(num_samples):
             with torch.enable_grad():
                 leaves = [value.detach().requires_grad_(is_needed) for value, is_needed in pairs]
