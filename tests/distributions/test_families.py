@@ -158,15 +158,18 @@ def test_mean_and_variance_are_those_of_scipy_and_of_the_draws(family, index):
 
 
 @EACH
-def test_draws_and_deviations_are_the_same_numbers(family):
-    parameters = repeated(single(family, 1), 500)
-    torch.manual_seed(3)
-    draws = family.draw(parameters)
-    torch.manual_seed(3)
-    expected = family.mean(parameters) + family.deviation(parameters)
-    torch.testing.assert_close(draws, expected, rtol=1e-9, atol=1e-12)
+def test_draws_and_deviations_are_the_same_numbers_with_the_same_gradients(family):
+    leaves = {k: v.requires_grad_() for k, v in repeated(single(family, 1), 500).items()}
+    ways = (family.draw, lambda p: family.mean(p) + family.deviation(p))
+    found = []
+    for way in ways:
+        torch.manual_seed(3)
+        draws = way(leaves)
+        found.append([draws, *torch.autograd.grad(draws.sum(), list(leaves.values()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     if family.support == "half line":
-        assert (draws < 0).all()
+        assert (found[0][0] < 0).all()
 
 
 def test_horseshoe_has_no_variance():
