@@ -224,7 +224,6 @@ def test_a_scale_may_be_shared():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.xfail(strict=True, reason="constants made in inference mode are kept for later")
 def test_a_kl_found_in_inference_mode_does_not_stand_in_the_way_of_a_gradient():
     values, prior = parameters(11), LaplacePrior()
     with torch.inference_mode():

@@ -60,14 +60,12 @@ class _Streamed(torch.autograd.Function):
         pairs = list(zip(map(at_least_float32, values), needed, strict=True))
         sums = [torch.zeros_like(value) for value, is_needed in pairs if is_needed]
         for _ in range(num_samples):
+            leaves = [value.detach().requires_grad_(is_needed) for value, is_needed in pairs]
             with torch.enable_grad():
-                leaves = [value.detach().requires_grad_(is_needed) for value, is_needed in pairs]
                 term = _log_ratio(family, dict(zip(names, leaves, strict=True)), prior)
-                wanted = [leaf for leaf in leaves if leaf.requires_grad]
-                gradients = torch.autograd.grad(term, wanted) if wanted else ()
             total += term.detach()
-            for kept, gradient in zip(sums, gradients, strict=True):
-                kept.add_(gradient, alpha=1.0 / num_samples)
+            _add_gradients(term, [leaf for leaf in leaves if leaf.requires_grad], sums, num_samples)
+            del leaves, term  # before the next draw, so that no two are in memory
         ctx.needed = needed
         ctx.save_for_backward(*sums)
         return (total / num_samples).to(at_least_float32(values[0]).dtype)
@@ -81,6 +79,14 @@ class _Streamed(torch.autograd.Function):
         return (None,) * 4 + tuple(
             next(sums) * gradient if is_needed else None for is_needed in ctx.needed
         )
+
+
+def _add_gradients(
+    term: Tensor, leaves: list[Tensor], sums: list[Tensor], num_samples: int
+) -> None:
+    gradients = torch.autograd.grad(term, leaves) if leaves else ()
+    for kept, gradient in zip(sums, gradients, strict=True):
+        kept.add_(gradient, alpha=1.0 / num_samples)
 
 
 def _log_ratio(family: Family, parameters: Parameters, prior: Prior) -> Tensor:

@@ -8,10 +8,16 @@ for exponential noise Σξ is a gamma number. Value and gradients have the joint
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd.function import once_differentiable
 
+from bayesify.distributions.blocks import in_blocks
+from bayesify.distributions.chi_square import chi_square
 from bayesify.distributions.estimator import exact_mc
 from bayesify.distributions.exponential import Exponential, ExponentialPrior
 from bayesify.distributions.family import Parameters
@@ -31,9 +37,11 @@ def sampled_normal_from_normal(
     """Return Σ log(s/σ) + [(μ − m)² + 2 (μ − m) σ x̄ + σ² q] / (2 s²) − q/2."""
     del family
     mean, rho = at_least_float32(parameters["mean"]), at_least_float32(parameters["rho"])
+    average, square = normal_averages(mean.detach(), num_samples)
+    if peek_interpreter_stack() is None and mean.shape == rho.shape:
+        return _SampledKL.apply(mean, rho, average, square, prior.mean, prior.std)
     share = mean.numel() / max(rho.numel(), 1)
     log_ratio = math.log(prior.std) * mean.numel() - log_softplus(rho).sum() * share
-    average, square = normal_averages(mean.detach(), num_samples)
     return log_ratio + _quadratic(mean - prior.mean, softplus(rho), average, square, prior.std)
 
 
@@ -81,8 +89,7 @@ def normal_averages(like: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
     average = torch.randn_like(like) / math.sqrt(num_samples)
     square = average.square()
     if num_samples > 1:
-        half = 0.5 * (num_samples - 1)
-        square += standard_gamma(torch.full_like(like, half)).mul_(2.0 / num_samples)
+        square.add_(chi_square(like, num_samples - 1), alpha=1.0 / num_samples)
     return average, square
 
 
@@ -90,6 +97,57 @@ def normal_averages(like: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
 def exponential_average(like: Tensor, num_samples: int) -> Tensor:
     """Draw the average of M exponential numbers, for every entry."""
     return standard_gamma(torch.full_like(like, float(num_samples))) / num_samples
+
+
+class _SampledKL(torch.autograd.Function):
+    """The sum and its slopes in the same few passes; backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mean: Tensor,
+        rho: Tensor,
+        average: Tensor,
+        square: Tensor,
+        prior_mean: float,
+        prior_std: float,
+    ) -> Tensor:
+        terms = partial(_sampled_terms, prior_mean=prior_mean, prior_std=prior_std)
+        value, *slopes = in_blocks(terms, mean, rho, average, square)
+        ctx.save_for_backward(*slopes)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        of_mean, of_rho = ctx.saved_tensors
+        return of_mean * gradient, of_rho * gradient, None, None, None, None
+
+
+def _sampled_terms(
+    mean: Tensor,
+    rho: Tensor,
+    average: Tensor,
+    square: Tensor,
+    prior_mean: float,
+    prior_std: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum over entries, and the slopes in mean and rho of each."""
+    least = torch.finfo(rho.dtype).tiny
+    std = softplus(rho).clamp_min_(least)
+    log_std = torch.minimum(std.log(), rho)
+    scaled_offset, scaled_std = (mean - prior_mean).div_(prior_std), std / prior_std
+    of_mean = torch.addcmul(scaled_offset, scaled_std, average)
+    of_std = (scaled_std * square).addcmul_(scaled_offset, average)
+    # Near the prior the terms cancel: they are taken together entry by entry.
+    each = scaled_offset.mul_(of_mean).addcmul_(scaled_std, of_std).sub_(square).mul_(0.5)
+    total = each.sub_(log_std.sub_(math.log(prior_std))).sum()
+    # std · d/dstd, then d log std / d rho, which tends to 1 as both its parts underflow.
+    of_log_std = of_std.mul_(scaled_std).sub_(1.0)
+    of_rho = of_log_std.mul_(torch.sigmoid(rho).clamp_min_(least).div_(std))
+    return total, of_mean.div_(prior_std), of_rho
 
 
 def _quadratic(

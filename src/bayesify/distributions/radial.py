@@ -25,6 +25,8 @@ from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Family, Parameters, families, priors
 from bayesify.distributions.location_scale import LocationScale, LocationScalePrior, sum_of_log_std
 from bayesify.distributions.normal import Normal, NormalPrior, normal_from_normal
+from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.scale import softplus
 from bayesify.distributions.special import EULER
 
 
@@ -76,7 +78,9 @@ class Radial(LocationScale):
 
     def log_prob(self, parameters: Parameters, value: Tensor) -> Tensor:
         """Return the log density of all entries together, a single number."""
-        standardised = (value - parameters["mean"]) / self.variance(parameters).sqrt()
+        std = softplus(at_least_float32(parameters["rho"]))
+        std = std.clamp_min(torch.finfo(std.dtype).tiny)
+        standardised = (value - parameters["mean"]) / std
         return self.noise_log_prob(standardised).sum() - sum_of_log_std(parameters)
 
     def entropy(self, parameters: Parameters) -> Tensor:
@@ -109,6 +113,7 @@ def _norms(noise: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # what is kept must serve training too
 def _constants(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sizes, their roots, and what does not depend on the noise in its log density."""
     constants = [
@@ -121,6 +126,7 @@ def _constants(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
 
 
 @lru_cache(maxsize=4)
+@torch.inference_mode(False)
 def _tensor_of_entry(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """Return which tensor each entry belongs to; kept, because to expand it takes a millisecond."""
     counts = torch.tensor(sizes)

@@ -45,6 +45,8 @@ def reparameterised(
     family: Family, parameters: Parameters, prior: Prior, num_samples: int
 ) -> Tensor:
     """Return the average of log q(w) − log p(w) over M draws."""
+    # Cast once: what is cast in every term has its gradients rounded in every term.
+    parameters = {name: at_least_float32(value) for name, value in parameters.items()}
     found = prior.terms()
     assert found is not None
     constant, terms = found
@@ -57,7 +59,7 @@ def reparameterised(
         assembled = part.assemble(parameters, [averages[f] for f in part.of_noise])
         total = total + weight * assembled.sum()
     assert isinstance(total, Tensor)
-    return total.to(at_least_float32(parameters[family.parameter_names[0]]).dtype)
+    return total.to(parameters[family.parameter_names[0]].dtype)
 
 
 @torch.no_grad()
