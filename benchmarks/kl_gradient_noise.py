@@ -74,7 +74,7 @@ def main() -> None:
     rows = [row for beta in (0.001, 1.0) for row in measure(beta)]
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(
-        json.dumps({"provenance": provenance(), "results": rows}, indent=2) + "\n"
+        json.dumps({"provenance": provenance(__file__), "results": rows}, indent=2) + "\n"
     )
     for row in rows:
         print("beta {beta:<6} {of:<5} M = {num_samples:<4} {ratio:.2g}".format(**row))
