@@ -43,6 +43,7 @@ from bayesify.methods import (
     MCDropout,
     MeanField,
     MonteCarloKL,
+    SparseSubspace,
     VariationalDropout,
 )
 from bayesify.evaluation import evaluate, Evaluation
@@ -68,6 +69,7 @@ __all__ = [
     "Method",
     "MonteCarloKL",
     "Predictive",
+    "SparseSubspace",
     "VariationalDropout",
     "__version__",
     "build_model",

@@ -44,7 +44,7 @@ def regression() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, y, mean, 1 / precision.diagonal().unsqueeze(0)
 
 
-def trained(epochs: int = 500, **options: object) -> nn.Module:
+def trained(**options: object) -> nn.Module:
     torch.manual_seed(0)
     x, y, _, _ = regression()
     method = bf.MonteCarloKL(
@@ -54,7 +54,7 @@ def trained(epochs: int = 500, **options: object) -> nn.Module:
     bf.fit(
         model,
         DataLoader(TensorDataset(x, y), NUM_DATA),
-        epochs=epochs,
+        epochs=300,
         likelihood=bf.GaussianRegression(NOISE_STD),
         learning_rate=5e-2,
         scale_learning_rate=5e-2,
@@ -76,20 +76,21 @@ def test_fit_finds_the_known_posterior_of_every_location_scale_family(family: st
     ("family", "estimator", "num_samples"),
     [
         ("normal", "exact_mc", 1000),
-        ("normal", "repar", 50),
-        ("radial", "repar", 50),
-        ("radial", "streamed", 20),
-        ("laplace", "direct", 20),
+        ("normal", "repar", 10),
+        ("radial", "repar", 10),
+        ("radial", "streamed", 5),
+        ("laplace", "direct", 5),
     ],
 )
 def test_fit_finds_the_known_posterior_by_every_estimator(
     family: str, estimator: str, num_samples: int
 ) -> None:
     _, _, mean, variance = regression()
-    model = trained(600, family=family, estimator=estimator, num_samples=num_samples)
+    model = trained(family=family, estimator=estimator, num_samples=num_samples)
     site = model.weight_posterior
-    assert ((site.mean.detach() - mean).abs() / variance.sqrt()).max() < 0.05
-    assert (site.dense_variance().detach() / variance - 1).abs().max() < 0.1
+    # The prior moves the means by up to 0.03 standard deviations: less than that must be left.
+    assert ((site.mean.detach() - mean).abs() / variance.sqrt()).max() < 0.005
+    assert (site.dense_variance().detach() / variance - 1).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("family", list(families))
@@ -136,8 +137,15 @@ def test_a_family_and_a_prior_can_be_named_described_or_given() -> None:
         bf.MonteCarloKL(prior={"name": "laplace", "sdt": 1.0})
     with pytest.raises(LookupError, match="unknown family 'radail'"):
         bf.MonteCarloKL("radail")
-    with pytest.raises(TypeError, match="prior must be a name, a table"):
-        bf.MonteCarloKL(prior=3)
+    with pytest.raises(TypeError, match="the family 'laplace' takes no options, got 'std'"):
+        bf.MonteCarloKL({"name": "laplace", "std": 1.0})
+    with pytest.raises(ValueError, match="degrees must be finite and above 2, got '5'"):
+        bf.MonteCarloKL({"name": "student_t", "degrees": "5"})
+    with pytest.raises(ValueError, match="the prior's std must be positive and finite, got '1'"):
+        bf.MonteCarloKL(prior={"name": "normal", "std": "1"})
+    for prior in (3, NormalPrior):
+        with pytest.raises(TypeError, match="prior must be a name, a table"):
+            bf.MonteCarloKL(prior=prior)
 
 
 def test_each_site_can_have_a_prior_of_its_own() -> None:
@@ -147,6 +155,8 @@ def test_each_site_can_have_a_prior_of_its_own() -> None:
     model = bf.convert(network(), bf.MonteCarloKL("normal", prior))
     stds = [row.prior for row in bf.summary(model).rows]
     assert stds == ["normal(mean=0, std=0.1)", "normal(mean=0, std=0.3)"]
+    named = bf.convert(network(), bf.MonteCarloKL("normal", lambda path, shape: "laplace"))
+    assert bf.summary(named).rows[0].prior == "laplace(mean=0, std=1)"
 
 
 def test_summary_says_how_each_kl_is_found() -> None:
@@ -176,7 +186,7 @@ def test_choices_that_cannot_be_are_refused_before_anything_changes() -> None:
         bf.MonteCarloKL(last_layer="mean")
     net = network()
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(bf.ConversionError, match="can be infinite"):
+    with pytest.raises(bf.ConversionError, match="is infinite: it needs the mean of"):
         bf.convert_(net, bf.MonteCarloKL("horseshoe", lambda path, shape: NormalPrior()))
     assert type(net) is nn.Sequential
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())

@@ -19,6 +19,8 @@ NUM_DATA, GLOBAL_BATCH = 96, 32
 def make_model(scale: str) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    if scale == "sparse":
+        return bf.convert(net, bf.SparseSubspace(0.4, interval=2, first_dense=False))
     model = bf.convert(net, bf.MeanField(prior_std=0.5))
     if scale == "zero":
         for name, parameter in model.named_parameters():
@@ -41,7 +43,7 @@ def main() -> None:
         model,
         DataLoader(TensorDataset(x, y), GLOBAL_BATCH // world),
         epochs=int(epochs),
-        beta=0.0 if scale == "zero" else 1.0,
+        beta=1.0 if scale == "full" else 0.0,
         optimizer="sgd",
         learning_rate=0.1,
         seed=0,

@@ -57,3 +57,14 @@ def test_at_zero_scale_two_processes_follow_the_curve_of_one(tmp_path: Path) -> 
     for name, value in alone["state"].items():
         found = torch.tensor(pair[0]["state"][name])
         torch.testing.assert_close(found, torch.tensor(value), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_move_to_the_same_subspace(tmp_path: Path) -> None:
+    first, second = launch(tmp_path / "two", "ddp", "sparse", 2)
+    assert first["state"] == second["state"]
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    start = bf.convert(net, bf.SparseSubspace(0.4, interval=2, first_dense=False)).state_dict()
+    for path in ("0.weight_posterior.index", "2.weight_posterior.index"):
+        assert len(first["state"][path]) == len(start[path])
+        assert first["state"][path] != start[path].tolist()

@@ -6,7 +6,7 @@ variance need no draw. Under a squared error that is all an expectation needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -23,7 +23,20 @@ def last_linear(model: nn.Module) -> nn.Linear:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("last_layer='exact' needs a linear layer at the end, the model has none")
-    return layers[-1]
+    last = layers[-1]
+    own = last._parameters.get("weight")
+    if own is not None and any(own is each for each in _of_others(model, last)):
+        raise ValueError(
+            "last_layer='exact' needs a last linear layer with weights of its own, these are also "
+            "used elsewhere in the model: take last_layer='sample'"
+        )
+    return last
+
+
+def _of_others(model: nn.Module, layer: nn.Module) -> Iterator[nn.Parameter | None]:
+    for module in model.modules():
+        if module is not layer:
+            yield from module._parameters.values()
 
 
 def exact_last_layer(model: nn.Module, forward: Callable[[], Any]) -> OutputMoments:
@@ -37,7 +50,8 @@ def exact_last_layer(model: nn.Module, forward: Callable[[], Any]) -> OutputMome
     seen: list[tuple[Tensor, Tensor]] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.append((output, _variance(cast(nn.Linear, module), inputs[0])))
+        # A copy: the network may write into what it was given.
+        seen.append((output.detach().clone(), _variance(cast(nn.Linear, module), inputs[0])))
 
     own = [site for name in ("weight", "bias") if (site := posterior_of(layer, name)) is not None]
     before: list[How] = [site.how for site in own]
@@ -53,19 +67,24 @@ def exact_last_layer(model: nn.Module, forward: Callable[[], Any]) -> OutputMome
     if len(seen) != 1:
         raise ValueError(
             f"last_layer='exact' needs a network that calls its last linear layer once, not "
-            f"{len(seen)} times; under compile=True calls are not seen: train it uncompiled"
+            f"{len(seen)} times; the last is the one it defines last; under compile=True calls "
+            "are not seen: train it uncompiled"
         )
     of_layer, variance = seen[0]
-    is_same = of_layer.numel() == output.numel() and (
-        of_layer.data_ptr() == output.data_ptr()
-        or torch.equal(of_layer.float().flatten(), output.float().flatten())
-    )
-    if not is_same:
+    if not _is_same(of_layer, output):
         raise ValueError(
             "last_layer='exact' needs a network whose output is that of its last linear layer, "
             f"{type(model).__name__} changes it afterwards: take last_layer='sample'"
         )
     return OutputMoments(output, variance.view(output.shape))
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN too, in the same order."""
+    if first.numel() != second.numel():
+        return False
+    pair = (each.detach().flatten().float() for each in (first, second))
+    return torch.allclose(*pair, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _variance(layer: nn.Linear, inputs: Tensor) -> Tensor:

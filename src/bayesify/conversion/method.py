@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bayesify.conversion.plan import Plan
 from bayesify.registry import Registry, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One step of the optimisers, as a method sees it.
+
+    Attributes:
+        step: Its number, from 1.
+        num_steps: How many there will be, None where the loader has no length.
+        optimizers: The optimisers; their state can be changed after the step.
+        average: Returns the mean of a tensor over all processes.
+    """
+
+    step: int
+    num_steps: int | None
+    optimizers: Sequence[Optimizer]
+    average: Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +45,8 @@ class Method(ABC):
     """Ways `predict(by=...)` can go and what each averages, the default first."""
     can_be_vectorised: ClassVar[bool] = True
     """Whether several draws can share one pass through the network."""
+    can_be_sharded: ClassVar[bool] = True
+    """Whether FSDP can hold a part of each parameter on each process."""
     pruning_ratio: ClassVar[float] = 0.83
     """The |mean| / std up to which `compress` takes weights for noise (Graves, 2011)."""
 
@@ -39,14 +59,15 @@ class Method(ABC):
         """Carry out a plan on a model and return it (or the module that takes its place)."""
 
     def nll(
-        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[[Any], Tensor]
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
     ) -> Tensor:
         """Return the negative log-likelihood of one training pass.
 
         Args:
             model: The converted model.
             forward: Calls it, or what wraps it for training, on the batch.
-            nll: The negative log-likelihood of an output.
+            nll: The negative log-likelihood of an output; `is_logged=False` keeps the output
+                out of what is logged.
         """
         del model
         return nll(forward())
@@ -66,9 +87,15 @@ class Method(ABC):
         del model, by
         yield
 
-    def after_step(self, model: nn.Module, step: int) -> None:
+    @contextmanager
+    def around_step(self, model: nn.Module, update: Update) -> Iterator[None]:
+        """Open a context for the forward and backward passes of one update; most do nothing."""
+        del model, update
+        yield
+
+    def after_step(self, model: nn.Module, update: Update) -> None:
         """Do what the method does between optimiser steps; most do nothing."""
-        del model, step
+        del model, update
 
     def watch(self, model: nn.Module) -> dict[str, float]:
         """Return what is worth a column in the history of a run, at the end of an epoch."""
@@ -103,5 +130,6 @@ def _as_tuple(value: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool, type(None))) or (
-        isinstance(value, (list, tuple)) and all(_is_plain(entry) for entry in value)
+        (isinstance(value, (list, tuple)) and all(_is_plain(entry) for entry in value))
+        or (isinstance(value, dict) and all(_is_plain(entry) for entry in value.values()))
     )

@@ -34,7 +34,9 @@ How = Literal["sample", "local", "mean"]
 
 # What a posterior knows of the forward pass it is read in (see conversion/scope.py), and what it
 # keeps of it until the backward passes after it (see conversion/recall.py).
-_OF_ONE_PASS = frozenset({"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone"})
+_OF_ONE_PASS = frozenset(
+    {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient"}
+)
 
 
 class Posterior(nn.Module):
@@ -105,6 +107,10 @@ class Posterior(nn.Module):
         self._state: Tensor | None = None
         self._records: list[Drawn] = []
         self._was_read_alone = False
+        # Whether backward passes leave the gradient of the whole dense tensor in `gradient`: a
+        # sparse posterior has no parameter that it could be read from.
+        self.keeps_gradient = False
+        self.gradient: Tensor | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A module's own way looks for parameters in the value, several times in every forward.
@@ -143,7 +149,7 @@ class Posterior(nn.Module):
 
     def dense_mean(self) -> Tensor:
         """Return the mean of the whole tensor."""
-        return self._dense(self._live_mean(self.random_parameters()))
+        return self._seen(self._dense(self._live_mean(self.random_parameters())))
 
     def dense_variance(self) -> Tensor:
         """Return the variance of the whole tensor, in float32 or better; 0 where not random."""
@@ -153,7 +159,7 @@ class Posterior(nn.Module):
         """Return the mean and the variance of the whole tensor."""
         parameters = self.random_parameters()
         mean, variance = self._live_mean(parameters), self._live_variance(parameters)
-        return self._dense(mean), self._dense(variance)
+        return self._seen(self._dense(mean)), self._dense(variance)
 
     def sample(self) -> Tensor:
         """Draw the whole tensor afresh, in float32 or better, then cast to the stored type."""
@@ -161,10 +167,10 @@ class Posterior(nn.Module):
         deviation = self.family.deviation(parameters)
         mean = self._live_mean(parameters)
         if self.random_index is None:
-            return self._dense((mean + deviation).to(mean.dtype))
+            return self._seen(self._dense((mean + deviation).to(mean.dtype)))
         # One pass over the random entries only: the others are read as they are.
         drawn = mean.to(deviation.dtype).index_add(0, self.random_index, deviation)
-        return self._dense(drawn.to(mean.dtype))
+        return self._seen(self._dense(drawn.to(mean.dtype)))
 
     def value(self) -> Tensor:
         """Return what a layer reads now: the mean, this forward's draw, or a fresh draw."""
@@ -238,6 +244,14 @@ class Posterior(nn.Module):
             return variance.new_zeros(self.num_live).index_copy(0, random_index, variance)
         return variance.expand(self._location.shape) if self.is_tied_scale else variance
 
+    def _seen(self, dense: Tensor) -> Tensor:
+        if self.keeps_gradient and dense.requires_grad:
+            dense.register_hook(self._add_gradient)
+        return dense
+
+    def _add_gradient(self, gradient: Tensor) -> None:
+        self.gradient = gradient.detach() if self.gradient is None else self.gradient + gradient
+
     def _dense(self, values: Tensor) -> Tensor:
         index, shape = self.index, self.shape
         if index is None:
@@ -247,6 +261,7 @@ class Posterior(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
         forgotten = {"_held": False, "_draw": None, "_pass": None, "_state": None, "_records": []}
+        forgotten |= {"keeps_gradient": False, "gradient": None}
         return {**self.__dict__, **forgotten}
 
     def extra_repr(self) -> str:

@@ -66,10 +66,7 @@ def infinite_kl(family: Family, prior: Prior) -> str | None:
         return f"the KL between {names} is infinite: {_outside(prior)}"
     for power in prior.moments_needed():
         if not family.has_moment(power):
-            return (
-                f"the KL between {names} can be infinite: it needs the mean of |w|^{power:g}, "
-                f"which {family} does not always have{_remedy(family)}"
-            )
+            return f"the KL between {names} {_without_moment(family, power)}"
     if prior.needs_exponential_moments() and not family.has_exponential_moments:
         return f"the KL between {names} can be infinite: it needs the mean of exp(w)"
     return None
@@ -85,5 +82,8 @@ def _outside(prior: Prior) -> str:
     return where[prior.support] + remedy.get(prior.support, "")
 
 
-def _remedy(family: Family) -> str:
-    return "; raise its least_shape" if hasattr(family, "least_shape") else ""
+def _without_moment(family: Family, power: float) -> str:
+    needed = f"it needs the mean of |w|^{power:g}, which {family}"
+    if hasattr(family, "least_shape"):
+        return f"can be infinite: {needed} does not always have; raise its least_shape"
+    return f"is infinite: {needed} does not have"

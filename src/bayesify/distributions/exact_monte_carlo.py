@@ -21,12 +21,12 @@ from bayesify.distributions.chi_square import chi_square
 from bayesify.distributions.estimator import exact_mc
 from bayesify.distributions.exponential import Exponential, ExponentialPrior
 from bayesify.distributions.family import Parameters
+from bayesify.distributions.half_line import log_size
 from bayesify.distributions.log_normal import LogNormal, LogNormalPrior
 from bayesify.distributions.normal import Normal, NormalPrior
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.rayleigh import Rayleigh, RayleighPrior
 from bayesify.distributions.scale import log_softplus, softplus
-from bayesify.distributions.scaling import log_size
 from bayesify.distributions.special import standard_gamma
 
 

@@ -156,14 +156,19 @@ class Prior(ABC):
         """Return what is wrong with the numbers of this prior, or None."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str):
-                continue
-            is_finite = isinstance(value, (int, float)) and math.isfinite(value)
+            is_finite = is_finite_number(value)
             if field.name in self.positive and not (is_finite and value > 0):
-                return f"the prior's {field.name} must be positive and finite, got {value}"
+                return f"the prior's {field.name} must be positive and finite, got {value!r}"
             if not is_finite:
-                return f"the prior's {field.name} must be finite, got {value}"
+                return f"the prior's {field.name} must be finite, got {value!r}"
         return None
+
+
+def is_finite_number(value: object) -> bool:
+    """Whether an option of a family or a prior is a number that can be calculated with."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value)
 
 
 families: Registry[type[Family]] = Registry("family")
@@ -194,6 +199,8 @@ def _as_record(kind: str, known: Registry[Any], contract: type, choice: Any) -> 
     options = {key: value for key, value in choice.items() if key != "name"}
     offered = [field.name for field in dataclasses.fields(maker)]
     for option in options:
+        if not offered:
+            raise TypeError(f"the {kind} {choice['name']!r} takes no options, got {option!r}")
         if option not in offered:
             raise TypeError(unknown(f"option of the {kind} {choice['name']!r}", option, offered))
     return maker(**options)

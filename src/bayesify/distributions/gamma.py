@@ -9,12 +9,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
+from bayesify.distributions.family import (
+    Parameters,
+    Prior,
+    Support,
+    families,
+    is_finite_number,
+    priors,
+)
+from bayesify.distributions.half_line import (
+    HalfLine,
+    at_least,
+    log_size,
+    on_a_side,
+    shared_size,
+)
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import Scaling, at_least, log_size, on_a_side, shared_size
+from bayesify.distributions.scaling import Scaling
 from bayesify.distributions.special import digamma, standard_gamma, trigamma
-from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
+from bayesify.distributions.statistic import Log, Power, Terms
 
 # Far below a shape of 0.3 draws leave the range of float32: a tenth of them below 1e-38 at 0.03.
 _LEAST_START, _LARGEST_START = 0.3, 1e6
@@ -22,7 +36,7 @@ _LEAST_START, _LARGEST_START = 0.3, 1e6
 
 @families.register("gamma")
 @dataclass(frozen=True)
-class Gamma(Family):
+class Gamma(HalfLine):
     """Independent gamma sizes of shape least_shape + softplus(rho); std = |mean| / √shape.
 
     Draws are differentiated implicitly, so no noise of a fixed law stands behind them.
@@ -34,7 +48,6 @@ class Gamma(Family):
 
     name: ClassVar[str] = "gamma"
     parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
-    support: ClassVar[Support] = "half line"
 
     least_shape: float = 0.0
 
@@ -61,10 +74,6 @@ class Gamma(Family):
         mean, shape = self._mean_and_shape(parameters)
         return at_least(mean * (standard_gamma(shape.expand_as(mean)) / shape))
 
-    def mean(self, parameters: Parameters) -> Tensor:
-        """Return the mean."""
-        return parameters["mean"]
-
     def variance(self, parameters: Parameters) -> Tensor:
         """Return mean² / shape."""
         mean, shape = self._mean_and_shape(parameters)
@@ -87,25 +96,16 @@ class Gamma(Family):
         of_shape = k - k.log() + torch.lgamma(k) + (1 - k) * torch.special.digamma(k)
         return (log_size(mean) + of_shape.to(mean.dtype)).sum()
 
-    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
-        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
+    def mean_of_power(self, parameters: Parameters, power: float) -> Tensor:
+        """Return |mean|^power Γ(k + power) / Γ(k) / k^power."""
         mean, shape = self._mean_and_shape(parameters)
-        scale = log_size(mean) - shape.log()
-        size = scale + torch.special.digamma(shape)
-        if isinstance(statistic, Linear):
-            return mean
-        if isinstance(statistic, Log):
-            return size
-        if isinstance(statistic, LogSquare):
-            return (size - statistic.centre).square() + torch.special.polygamma(1, shape)
-        if not isinstance(statistic, Power):
-            return None
-        if statistic.centre == 0:
-            power = statistic.exponent
-            return torch.exp(power * log_size(mean) + log_moment(shape, power))
-        if statistic.exponent == 2:
-            return (mean - statistic.centre).square() + self.variance(parameters)
-        return None
+        return torch.exp(power * log_size(mean) + log_moment(shape, power))
+
+    def moments_of_log(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Return log θ + ψ(k) and ψ′(k)."""
+        mean, shape = self._mean_and_shape(parameters)
+        location = log_size(mean) - shape.log() + torch.special.digamma(shape)
+        return location, torch.special.polygamma(1, shape)
 
     def has_moment(self, power: float) -> bool:
         """Whether the shape stays above −power."""
@@ -226,5 +226,5 @@ def above_least(least: float, excess: Tensor) -> Tensor:
 
 def check_least_shape(value: float, least: float) -> None:
     """Raise unless a family's least shape is a finite number from `least` on."""
-    if not (math.isfinite(value) and value >= least):
-        raise ValueError(f"least_shape must be finite and >= {least:g}, got {value}")
+    if not (is_finite_number(value) and value >= least):
+        raise ValueError(f"least_shape must be finite and >= {least:g}, got {value!r}")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import families, priors
+from bayesify.distributions.family import families, is_finite_number, priors
 from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
 from bayesify.distributions.special import standard_gamma
 from bayesify.distributions.statistic import Power, Terms
@@ -29,8 +29,8 @@ class GeneralisedError(LocationScale):
     power: float = 1.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.power) and self.power > 0):
-            raise ValueError(f"power must be positive and finite, got {self.power}")
+        if not (is_finite_number(self.power) and self.power > 0):
+            raise ValueError(f"power must be positive and finite, got {self.power!r}")
 
     def standard_noise(self, like: Tensor) -> Tensor:
         """Draw a root of a gamma number on a random side."""

@@ -9,20 +9,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import Family, Parameters, Prior, Support, families, priors
+from bayesify.distributions.family import Parameters, Prior, Support, families, priors
 from bayesify.distributions.gamma import above_least, check_least_shape
+from bayesify.distributions.half_line import (
+    HalfLine,
+    at_least,
+    log_size,
+    on_a_side,
+    shared_size,
+)
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus, softplus
-from bayesify.distributions.scaling import at_least, log_size, on_a_side, shared_size
 from bayesify.distributions.special import standard_gamma
-from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic, Terms
+from bayesify.distributions.statistic import Log, Power, Terms
 
 _LEAST_START, _LARGEST_START = 0.05, 1e6
 
 
 @families.register("inverse_gamma")
 @dataclass(frozen=True)
-class InverseGamma(Family):
+class InverseGamma(HalfLine):
     """Independent inverse gamma sizes of shape least_shape + softplus(rho).
 
     std = |mean| / √(shape − 2).
@@ -34,7 +40,6 @@ class InverseGamma(Family):
 
     name: ClassVar[str] = "inverse_gamma"
     parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
-    support: ClassVar[Support] = "half line"
 
     least_shape: float = 2.0
 
@@ -58,10 +63,6 @@ class InverseGamma(Family):
         mean, shape = self._mean_and_shape(parameters)
         return at_least(mean * ((shape - 1.0) / standard_gamma(shape.expand_as(mean))))
 
-    def mean(self, parameters: Parameters) -> Tensor:
-        """Return the mean."""
-        return parameters["mean"]
-
     def variance(self, parameters: Parameters) -> Tensor:
         """Return mean² / (shape − 2)."""
         mean, shape = self._mean_and_shape(parameters)
@@ -84,27 +85,18 @@ class InverseGamma(Family):
         of_shape = k + (k - 1).log() + torch.lgamma(k) - (1 + k) * torch.special.digamma(k)
         return (log_size(mean) + of_shape.to(mean.dtype)).sum()
 
-    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
-        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
+    def mean_of_power(self, parameters: Parameters, power: float) -> Tensor:
+        """Return θ^power Γ(k − power) / Γ(k)."""
         mean, shape = self._mean_and_shape(parameters)
-        scale = log_size(mean) + (shape - 1.0).log()
-        size = scale - torch.special.digamma(shape)
-        if isinstance(statistic, Linear):
-            return mean
-        if isinstance(statistic, Log):
-            return size
-        if isinstance(statistic, LogSquare):
-            return (size - statistic.centre).square() + torch.special.polygamma(1, shape)
-        if not isinstance(statistic, Power):
-            return None
-        if statistic.centre == 0:
-            power = statistic.exponent
-            k = shape.double()
-            ratio = torch.lgamma(k - power) - torch.lgamma(k) + power * (k - 1).log()
-            return torch.exp(power * log_size(mean) + ratio.to(mean.dtype))
-        if statistic.exponent == 2:
-            return (mean - statistic.centre).square() + self.variance(parameters)
-        return None
+        k = shape.double()
+        ratio = torch.lgamma(k - power) - torch.lgamma(k) + power * (k - 1).log()
+        return torch.exp(power * log_size(mean) + ratio.to(mean.dtype))
+
+    def moments_of_log(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Return log θ − ψ(k) and ψ′(k)."""
+        mean, shape = self._mean_and_shape(parameters)
+        location = log_size(mean) + (shape - 1.0).log() - torch.special.digamma(shape)
+        return location, torch.special.polygamma(1, shape)
 
     def has_moment(self, power: float) -> bool:
         """Whether the shape stays above the power."""

@@ -24,9 +24,9 @@ from bayesify.distributions.statistic import Linear, Power, Statistic
 
 @dataclass(frozen=True)
 class NoisePower:
-    """noise^power."""
+    """noise^power, at any real power."""
 
-    power: int
+    power: float
 
     def __call__(self, noise: Tensor) -> Tensor:
         """Return noise^power."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import Parameters, families, priors
+from bayesify.distributions.family import Parameters, families, is_finite_number, priors
 from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import softplus
@@ -32,8 +32,8 @@ class LogGamma(LocationScale):
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.shape) and self.shape > 0):
-            raise ValueError(f"shape must be positive and finite, got {self.shape}")
+        if not (is_finite_number(self.shape) and self.shape > 0):
+            raise ValueError(f"shape must be positive and finite, got {self.shape!r}")
 
     def standard_noise(self, like: Tensor) -> Tensor:
         """Draw (log gamma − its mean) / its standard deviation."""

@@ -14,22 +14,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import Averaged, Family, Parameters, Support
+from bayesify.distributions.family import Averaged, Parameters
+from bayesify.distributions.half_line import (
+    HalfLine,
+    at_least,
+    log_size,
+    on_a_side,
+    shared_size,
+)
 from bayesify.distributions.location_scale import NoisePower
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import inverse_softplus
-from bayesify.distributions.scaling import at_least, log_size, on_a_side, shared_size
-from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
+from bayesify.distributions.statistic import Log, LogSquare, Statistic
 
 # Beyond this std / |mean| the variance is in a few of a billion draws.
 _LARGEST_START = 1e4
 
 
-class LogLocationScale(Family):
+class LogLocationScale(HalfLine):
     """Independent sign(mean) · exp(location + spread · noise). A subclass describes the noise."""
 
     parameter_names: ClassVar[tuple[str, ...]] = ("mean", "rho")
-    support: ClassVar[Support] = "half line"
 
     @abstractmethod
     def spread(self, rho: Tensor) -> Tensor:
@@ -85,10 +90,6 @@ class LogLocationScale(Family):
         """Draw one noise per entry, in float32 or better."""
         return self.standard_noise(at_least_float32(parameters["mean"].detach()))
 
-    def mean(self, parameters: Parameters) -> Tensor:
-        """Return the mean."""
-        return parameters["mean"]
-
     def variance(self, parameters: Parameters) -> Tensor:
         """Return mean² · (E[exp(2 · spread · noise)] / E[exp(spread · noise)]² − 1)."""
         mean, spread = self._mean_and_spread(parameters)
@@ -109,29 +110,19 @@ class LogLocationScale(Family):
 
     def entropy(self, parameters: Parameters) -> Tensor:
         """Return Σ entropy of the noise + log spread + E[log |w|]."""
-        _, spread = self._mean_and_spread(parameters)
-        size = self._location(parameters) + spread * self.noise_mean_and_variance()[0]
+        size, _ = self.moments_of_log(parameters)
         return (size + self._log_spread(parameters) + self.noise_entropy()).sum()
 
-    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
-        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
-        mean, spread = self._mean_and_spread(parameters)
-        noise_mean, noise_variance = self.noise_mean_and_variance()
-        size = self._location(parameters) + spread * noise_mean
-        if isinstance(statistic, Linear):
-            return mean
-        if isinstance(statistic, Log):
-            return size
-        if isinstance(statistic, LogSquare):
-            return (size - statistic.centre).square() + spread.square() * noise_variance
-        if not isinstance(statistic, Power):
-            return None
-        if statistic.centre == 0:
-            power = statistic.exponent
-            return torch.exp(power * self._location(parameters) + self.log_moment(power * spread))
-        if statistic.exponent == 2:
-            return (mean - statistic.centre).square() + self.variance(parameters)
-        return None
+    def mean_of_power(self, parameters: Parameters, power: float) -> Tensor:
+        """Return exp(power · location) · E[exp(power · spread · noise)]."""
+        _, spread = self._mean_and_spread(parameters)
+        return torch.exp(power * self._location(parameters) + self.log_moment(power * spread))
+
+    def moments_of_log(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Return location + spread · mean of the noise, and spread² · its variance."""
+        _, spread = self._mean_and_spread(parameters)
+        mean, variance = self.noise_mean_and_variance()
+        return self._location(parameters) + spread * mean, spread.square() * variance
 
     def averaged(self, statistic: Statistic | None) -> Averaged | None:
         """Cover the log density, log |w| and its square: polynomials in location and spread."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bayesify.distributions.estimator import closed
 from bayesify.distributions.family import Family, Parameters, families
+from bayesify.distributions.half_line import log_size
 from bayesify.distributions.log_uniform import LogUniformPrior, multiplicative_kl
 from bayesify.distributions.log_uniform_fits import kingma_fit, molchanov_fit
 from bayesify.distributions.precision import at_least_float32
-from bayesify.distributions.scaling import log_size
 
 _LARGEST_START = 0.5
 

@@ -41,6 +41,7 @@ class ScaleMixturePrior(Prior):
 
     def problem(self) -> str | None:
         """Say when the share is no share."""
-        if not 0 < self.share < 1:
+        problem = super().problem()
+        if problem is None and not 0 < self.share < 1:
             return f"the prior's share must lie in (0, 1), got {self.share}"
-        return super().problem()
+        return problem

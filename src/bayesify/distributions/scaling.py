@@ -10,26 +10,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import Averaged, Family, Parameters, Support
+from bayesify.distributions.family import Averaged, Parameters
+from bayesify.distributions.half_line import HalfLine, at_least, log_size, on_a_side
+from bayesify.distributions.location_scale import NoisePower
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.statistic import Linear, Log, LogSquare, Power, Statistic
-
-
-@dataclass(frozen=True)
-class NoisePower:
-    """noise^power, at any real power."""
-
-    power: float
-
-    def __call__(self, noise: Tensor) -> Tensor:
-        """Return noise^power."""
-        return noise**self.power
 
 
 def log_of_noise(noise: Tensor) -> Tensor:
@@ -42,11 +32,10 @@ def squared_log_of_noise(noise: Tensor) -> Tensor:
     return noise.log().square()
 
 
-class Scaling(Family):
+class Scaling(HalfLine):
     """Independent mean · noise. A subclass describes the noise."""
 
     parameter_names: ClassVar[tuple[str, ...]] = ("mean",)
-    support: ClassVar[Support] = "half line"
 
     @abstractmethod
     def standard_noise(self, like: Tensor) -> Tensor:
@@ -84,10 +73,6 @@ class Scaling(Family):
         """Draw one noise per entry, in float32 or better."""
         return self.standard_noise(at_least_float32(parameters["mean"].detach()))
 
-    def mean(self, parameters: Parameters) -> Tensor:
-        """Return the mean."""
-        return parameters["mean"]
-
     def variance(self, parameters: Parameters) -> Tensor:
         """Return mean² · variance of the noise."""
         return at_least_float32(parameters["mean"]).square() * (self.noise_moment(2.0) - 1.0)
@@ -105,23 +90,14 @@ class Scaling(Family):
         mean = at_least_float32(parameters["mean"])
         return log_size(mean).sum() + mean.numel() * self.noise_entropy()
 
-    def expected(self, statistic: Statistic, parameters: Parameters) -> Tensor | None:
-        """Return the average of w, of any power of |w|, of log |w|, or of their squares."""
-        mean = at_least_float32(parameters["mean"])
+    def mean_of_power(self, parameters: Parameters, power: float) -> Tensor:
+        """Return |mean|^power · E[noise^power]."""
+        return at_least_float32(parameters["mean"]).abs() ** power * self.noise_moment(power)
+
+    def moments_of_log(self, parameters: Parameters) -> tuple[Tensor, float]:
+        """Return log |mean| plus that of the noise, and its variance."""
         location, variance = self.noise_log_moments()
-        if isinstance(statistic, Linear):
-            return mean
-        if isinstance(statistic, Log):
-            return log_size(mean) + location
-        if isinstance(statistic, LogSquare):
-            return (log_size(mean) + (location - statistic.centre)).square() + variance
-        if not isinstance(statistic, Power):
-            return None
-        if statistic.centre == 0:
-            return mean.abs() ** statistic.exponent * self.noise_moment(statistic.exponent)
-        if statistic.exponent == 2:
-            return (mean - statistic.centre).square() + self.variance(parameters)
-        return None
+        return log_size(at_least_float32(parameters["mean"])) + location, variance
 
     def averaged(self, statistic: Statistic | None) -> Averaged | None:
         """Cover the log density and every statistic with a known average."""
@@ -141,30 +117,6 @@ class Scaling(Family):
         if statistic.exponent == 2:
             return _averaged_square(statistic.centre)
         return None
-
-
-def at_least(value: Tensor) -> Tensor:
-    """Return a value whose size is at least the smallest number, so that it keeps its side of 0."""
-    least = torch.finfo(value.dtype).tiny
-    return torch.where(value < 0, value.clamp_max(-least), value.clamp_min(least))
-
-
-def on_a_side(tensor: Tensor, std: Tensor) -> Tensor:
-    """Return a tensor with its exact zeros moved to +std."""
-    return torch.where(tensor == 0, std.to(tensor.dtype), tensor)
-
-
-def shared_size(mean: Tensor, std: Tensor) -> Tensor:
-    """Return |mean|, its root mean square over the entries that share a std."""
-    size = at_least_float32(mean).abs()
-    counts = (1,) * (mean.ndim - std.ndim) + tuple(std.shape)
-    shared = [axis for axis, count in enumerate(counts) if count != mean.shape[axis]]
-    return size.square().mean(shared, keepdim=True).sqrt() if shared else size
-
-
-def log_size(mean: Tensor) -> Tensor:
-    """Return log |mean|, finite at 0."""
-    return mean.abs().clamp_min(torch.finfo(mean.dtype).tiny).log()
 
 
 def _mean(parameters: Parameters) -> Tensor:

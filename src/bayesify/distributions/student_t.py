@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.family import families, priors
+from bayesify.distributions.family import families, is_finite_number, priors
 from bayesify.distributions.location_scale import LocationScale, LocationScalePrior
 from bayesify.distributions.special import digamma, standard_gamma
 
@@ -28,8 +28,8 @@ class StudentT(LocationScale):
     degrees: float = 4.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.degrees) and self.degrees > 2):
-            raise ValueError(f"degrees must be finite and above 2, got {self.degrees}")
+        if not (is_finite_number(self.degrees) and self.degrees > 2):
+            raise ValueError(f"degrees must be finite and above 2, got {self.degrees!r}")
 
     def standard_noise(self, like: Tensor) -> Tensor:
         """Draw a Normal number over the root of a chi-square one."""
@@ -73,6 +73,7 @@ class StudentTPrior(LocationScalePrior):
 
     def problem(self) -> str | None:
         """Say when there are too few degrees of freedom for a standard deviation."""
-        if self.degrees <= 2:
+        problem = super().problem()
+        if problem is None and self.degrees <= 2:
             return f"the prior's degrees must be finite and above 2, got {self.degrees}"
-        return super().problem()
+        return problem

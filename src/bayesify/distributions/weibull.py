@@ -52,7 +52,7 @@ class Weibull(LogLocationScale):
     def initial_softplus(self, ratio: Tensor) -> Tensor:
         """Return the shape with this std / mean, to 1 %, above the least.
 
-        A power of the ratio is right to 6 %; one step of Newton in logarithms does the rest.
+        A power of the ratio is right to 6 %; Newton steps in logarithms do the rest.
         """
         shape = (ratio**-1.086).clamp(_LEAST_START, _LARGEST_START)
         for _ in range(8):

@@ -5,6 +5,7 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.monte_carlo_kl import MonteCarloKL
+from bayesify.methods.sparse_subspace import SparseSubspace
 from bayesify.methods.variational_dropout import VariationalDropout
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "MonteCarloKL",
+    "SparseSubspace",
     "VariationalDropout",
 ]

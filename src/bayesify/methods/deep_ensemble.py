@@ -72,7 +72,7 @@ class DeepEnsemble(Method):
         return Ensemble(members)
 
     def nll(
-        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[[Any], Tensor]
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
     ) -> Tensor:
         """Return the sum of the members' own losses: no member's gradient sees another's."""
         del model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
@@ -69,10 +69,11 @@ class MonteCarloKL(Variational):
         if self.last_layer not in ("sample", "exact"):
             raise ValueError(f"last_layer must be 'sample' or 'exact', got {self.last_layer!r}")
         object.__setattr__(self, "family", as_family(self.family))
-        if not callable(self.prior):
-            object.__setattr__(self, "prior", as_prior(self.prior))
+        # A class is callable too, but makes no prior out of a path and a shape.
+        if isinstance(self.prior, type) or not callable(self.prior):
+            object.__setattr__(self, "prior", as_prior(cast(Any, self.prior)))
         if self.estimator != AUTO and self.estimator not in estimators:
-            raise ValueError(unknown("estimator", self.estimator, (AUTO, *estimators)))
+            raise ValueError(unknown("estimator", str(self.estimator), (AUTO, *estimators)))
         if not isinstance(self.num_samples, int) or isinstance(self.num_samples, bool):
             raise TypeError(f"num_samples must be a whole number, got {self.num_samples!r}")
         if self.num_samples < 1:
@@ -114,7 +115,7 @@ class MonteCarloKL(Variational):
         )
 
     def _prior(self, path: str, shape: tuple[int, ...]) -> Prior:
-        return self.prior(path, shape) if callable(self.prior) else as_prior(self.prior)
+        return as_prior(self.prior(path, shape) if callable(self.prior) else self.prior)
 
     def plan(self, model: nn.Module) -> Plan:
         """Plan the conversion; an exact last layer must be there, and have a variance."""
@@ -126,7 +127,7 @@ class MonteCarloKL(Variational):
         return super().plan(model)
 
     def nll(
-        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[[Any], Tensor]
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
     ) -> Tensor:
         """Return the nll of a draw, or its mean over the weights of the last layer."""
         if self.last_layer == "sample":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.archive import read_archive, whole, write_archive
 from bayesify.conversion.posterior import posteriors
+from bayesify.conversion.subspace import counts_in, make_room_
 from bayesify.training.likelihood import Likelihood
 from bayesify.training.run_state import (
     Position,
@@ -124,6 +125,8 @@ class Checkpoints:
         if self._best_path is not None and self._best_path.is_file():
             best, _ = read_archive(self._best_path, _BEST)
         for prefix, module in self.modules.items():
+            own = {key.removeprefix(f"{prefix}."): value for key, value in best.items()}
+            make_room_(module, counts_in(module, own))
             for key, target in module.state_dict(keep_vars=True).items():
                 if f"{prefix}.{key}" in best:
                     copy_whole_(target, best[f"{prefix}.{key}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.kl import kl
+from bayesify.conversion.method import Update
 from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.epoch_sums import EpochSums
@@ -74,7 +76,12 @@ def fit(
         FloatingPointError: The loss became NaN or infinite; the message names the step.
     """
     settings = fit_settings(epochs, options)
-    require_record(model)
+    method = require_record(model).method
+    if settings.strategy == "fsdp" and not method.can_be_sharded:
+        raise ValueError(
+            f"strategy='fsdp' cannot shard {type(method).__name__}, whose stored entries move: "
+            "use strategy='ddp'"
+        )
     if settings.patience is not None and val_loader is None:
         raise ValueError("patience needs val_loader: it watches the validation nll")
     if settings.keep_best and val_loader is None:
@@ -219,9 +226,13 @@ class _Run:
         part = torch.zeros((), device=self.fabric.device)
         nlls: list[Tensor] = []
         outputs: list[Any] = []
+        update = self._update_to_come()
         for number in range(num_samples):
             closes = is_update and number == num_samples - 1
-            with self.fabric.no_backward_sync(self.forward, enabled=not closes):
+            with (
+                self.method.around_step(self.model, update),
+                self.fabric.no_backward_sync(self.forward, enabled=not closes),
+            ):
                 part = self._nll(inputs, targets, outputs, nlls) / (num_samples * group)
                 if closes:
                     loss = elbo_loss(part, self.model, num_data=self.num_data, beta=beta)
@@ -232,7 +243,7 @@ class _Run:
         sums.see(nll + part.detach(), step)
         if divergence is not None:
             self._update(factor)
-            self.method.after_step(self.model, step)
+            self.method.after_step(self.model, update)
             self.position.step += 1
         return divergence
 
@@ -240,11 +251,23 @@ class _Run:
         inputs, targets = split_batch(to_device(batch, self.fabric.device))
         return (channels_last(inputs) if self.settings.channels_last else inputs), targets
 
+    def _update_to_come(self) -> Update:
+        per_epoch = (
+            None if self.num_batches is None else self.num_batches / self.settings.accumulate
+        )
+        return Update(
+            step=self.position.step + 1,
+            num_steps=None if per_epoch is None else math.ceil(per_epoch) * self.settings.epochs,
+            optimizers=[cast(Any, getattr(entry, "optimizer", entry)) for entry in self.optimizers],
+            average=lambda tensor: cast(Tensor, self.fabric.all_reduce(tensor, reduce_op="mean")),
+        )
+
     def _nll(self, inputs: Any, targets: Tensor, outputs: list[Any], nlls: list[Tensor]) -> Tensor:
-        def nll(output: Any) -> Tensor:
-            outputs.append(map_tensors(output, Tensor.detach))
+        def nll(output: Any, *, is_logged: bool = True) -> Tensor:
             value = self.likelihood.nll(output, targets)
-            nlls.append(value.detach())
+            if is_logged:
+                outputs.append(map_tensors(output, Tensor.detach))
+                nlls.append(value.detach())
             return value
 
         return self.method.nll(self.model, lambda: call_model(self.forward, inputs), nll)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.archive import ArchiveError, read_archive, whole, write_archive
+from bayesify.conversion.subspace import counts_in, make_room_
 
 KIND = "training run"
 _CHOSEN = ("lr", "base_lr", "weight_decay")
@@ -125,14 +126,20 @@ def load_run(
 ) -> tuple[Position, dict[str, RandomState]]:
     """Read a checkpoint into a model and its optimisers; check everything before any change."""
     tensors, description = read_archive(path, KIND)
-    states = {}
+    states, rooms = {}, {}
     for prefix, module in modules.items():
         state = {
             k.removeprefix(f"{prefix}."): v
             for k, v in tensors.items()
             if k.startswith(f"{prefix}.")
         }
-        _check_same(path, module.state_dict(), state)
+        rooms[prefix] = counts_in(module, state)
+        moved = tuple(f"{name}." for name in rooms[prefix])
+        expected = {
+            key: state[key] if moved and key.startswith(moved) and key in state else value
+            for key, value in module.state_dict().items()
+        }
+        _check_same(path, expected, state)
         states[prefix] = state
     if len(description["optimizers"]) != len(optimizers):
         raise ArchiveError(
@@ -142,6 +149,7 @@ def load_run(
     for optimizer, described in zip(optimizers, description["optimizers"], strict=True):
         _check_same_optimizer(path, optimizer, described)
     for prefix, module in modules.items():
+        make_room_(module, rooms[prefix])
         for key, target in module.state_dict(keep_vars=True).items():
             copy_whole_(target, states[prefix][key])
     for index, optimizer in enumerate(optimizers):

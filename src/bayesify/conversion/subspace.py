@@ -1,0 +1,137 @@
+"""A subspace of a tensor's entries: how many each tensor gets, which, and how they move.
+
+What is outside the subspace has no parameter, no gradient and no optimiser state. Entries move by
+rewriting the stored lists: the parameters stay the same objects, with new numbers in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bayesify.conversion.posterior import Posterior
+
+
+def densities(
+    shapes: Mapping[str, tuple[int, ...]], density: float, allocation: str | Mapping[str, float]
+) -> dict[str, float]:
+    """Return the share of entries each tensor gets.
+
+    Args:
+        shapes: Shape of every tensor, by path.
+        density: Share of all entries together; of each tensor under "uniform".
+        allocation: "uniform"; "erk", which gives small tensors more (Erdős–Rényi kernel: a density
+            proportional to the sum over the product of a shape, at most 1); or a table of paths and
+            densities, the others getting `density`.
+    """
+    if isinstance(allocation, Mapping):
+        return {path: float(allocation.get(path, density)) for path in shapes}
+    if allocation == "uniform":
+        return dict.fromkeys(shapes, density)
+    return _erdos_renyi(shapes, density)
+
+
+def _erdos_renyi(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:
+    sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+    raw = {path: sum(shape) / max(sizes[path], 1) for path, shape in shapes.items()}
+    wanted = density * sum(sizes.values())
+    full: set[str] = set()
+    while True:
+        rest = [path for path in shapes if path not in full]
+        left = wanted - sum(sizes[path] for path in full)
+        total = sum(raw[path] * sizes[path] for path in rest)
+        factor = left / total if total else 0.0
+        over = {path for path in rest if factor * raw[path] > 1.0}
+        if not over:
+            return {path: 1.0 if path in full else factor * raw[path] for path in shapes}
+        full |= over
+
+
+def num_kept(shape: tuple[int, ...], density: float) -> int:
+    """Return how many entries a tensor of this shape keeps: at least one."""
+    return max(1, round(density * math.prod(shape)))
+
+
+def sigma_of(posterior: Posterior) -> Tensor:
+    """Return the standard deviation of every live entry, as it is stored."""
+    return posterior.family.variance(posterior.random_parameters()).sqrt()
+
+
+@torch.no_grad()
+def move_(
+    posterior: Posterior,
+    index: Tensor,
+    fresh: Mapping[str, float],
+    optimizers: Sequence[Optimizer],
+) -> None:
+    """Make `index` the entries that exist: those that stay keep their numbers and their state.
+
+    Args:
+        posterior: A posterior with an index.
+        index: Flat positions of the entries from now on, in any order.
+        fresh: What a new entry's parameters are.
+        optimizers: Optimisers whose state of a new entry becomes 0.
+    """
+    old = posterior.index
+    assert old is not None
+    index = index.sort().values
+    place = torch.searchsorted(old, index).clamp_max(max(old.numel() - 1, 0))
+    stays = old[place] == index if old.numel() else torch.zeros_like(index, dtype=torch.bool)
+    for name in posterior.family.parameter_names:
+        parameter = getattr(posterior, name)
+        for optimizer in optimizers:
+            _move_state(optimizer.state.get(parameter, {}), parameter, place, stays)
+        values = parameter.detach()[place]
+        values = torch.where(stays, values, torch.full_like(values, fresh[name]))
+        if values.shape == parameter.shape:
+            parameter.copy_(values)  # where others hold on to its memory, as DDP does
+        else:
+            parameter.data = values
+        parameter.grad = None
+    posterior.index = index
+
+
+def _move_state(state: Any, parameter: nn.Parameter, place: Tensor, stays: Tensor) -> None:
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            kept = value[place]
+            state[key] = torch.where(stays, kept, torch.zeros_like(kept))
+
+
+def in_dense_order(posterior: Posterior, values: Tensor, fill: float) -> Tensor:
+    """Return one number per live entry as a flat dense tensor, `fill` where nothing lives."""
+    assert posterior.index is not None
+    dense = values.new_full((posterior.shape.numel(),), fill)
+    return dense.index_copy(0, posterior.index, values)
+
+
+def counts_in(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the sparse posteriors, by path, that hold another number of entries in a state."""
+    found = {}
+    for path, site in model.named_modules():
+        if not isinstance(site, Posterior) or site.index is None:
+            continue
+        keys = [f"{path}.{name}" for name in ("index", *site.family.parameter_names)]
+        sizes = {state[key].numel() for key in keys if key in state}
+        if len(sizes) == 1 and sizes != {site.index.numel()}:
+            found[path] = sizes.pop()
+    return found
+
+
+@torch.no_grad()
+def make_room_(model: nn.Module, counts: Mapping[str, int]) -> None:
+    """Give sparse posteriors as many entries as a state has for them, to be filled from it."""
+    for path, count in counts.items():
+        site = model.get_submodule(path)
+        assert isinstance(site, Posterior)
+        assert site.index is not None
+        site.index = site.index.new_zeros(count)
+        for name in site.family.parameter_names:
+            parameter = getattr(site, name)
+            parameter.data = parameter.data.new_zeros(count)
+            parameter.grad = None

@@ -1,0 +1,344 @@
+"""Variational inference in a sparse subspace that moves: sparse from the first step to the last.
+
+A fixed number of weights exists. Every so many steps the least important of them leave and those
+with the largest gradient enter; a weight that does not exist has no mean, scale, gradient or state.
+
+Reference: Li, Miao, Qiu, Zhang (2024), "Training Bayesian neural networks with sparse subspace
+variational inference".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.conversion.convert import require_record
+from bayesify.conversion.method import Update, methods
+from bayesify.conversion.narrow import narrowed
+from bayesify.conversion.plan import Choices, Plan, Scale
+from bayesify.conversion.posterior import Posterior
+from bayesify.conversion.scope import forward_by
+from bayesify.conversion.select import Where
+from bayesify.conversion.sites import named_posteriors, replace_posteriors_
+from bayesify.conversion.subspace import densities, in_dense_order, move_, num_kept, sigma_of
+from bayesify.distributions import Normal, NormalPrior
+from bayesify.distributions.importance import importance, importances
+from bayesify.distributions.scale import inverse_softplus
+from bayesify.methods.variational import Variational
+from bayesify.registry import unknown
+from bayesify.types import ConversionError
+
+
+@methods.register("sparse_subspace")
+@dataclass(frozen=True)
+class SparseSubspace(Variational):
+    """Normal posterior on a fixed number of weights, which are chosen anew while it trains.
+
+    Args:
+        density: Share of the weights that exist.
+        removal: Which weights leave: "snr" (|mean| / std), "magnitude", "expected_magnitude",
+            "magnitude_snr", "expected_exponential" or "exponential_snr", lowest first.
+        addition: Which enter: those with the largest "gradient" of this step's sampled loss,
+            "mean_gradient" of the mean network's loss, or "mean_abs_gradient" averaged over the
+            last `num_gradients` steps.
+        interval: Steps between moves.
+        replacement: Share of the weights replaced at the first move; it falls along a cosine.
+        end: Share of the training after which nothing moves any more.
+        allocation: How weights are shared out: "uniform", "erk" (small tensors get more), or a
+            table of paths and densities.
+        scope: Whether a move compares the weights of a "layer", or all of them ("global").
+        first_dense: Whether the first tensor stays dense.
+        new_std: Standard deviation of a weight that enters; None takes its tensor's mean.
+        readmit: Whether a weight that has just left may enter again, with its old numbers.
+        num_gradients: Steps that "mean_abs_gradient" averages over.
+        start: Which weights exist at first: "random" ones, or those of largest "magnitude".
+        seed: Seed of the random start.
+        prior_std: Prior standard deviation.
+        initial_std: Standard deviation the posterior starts from; None takes a tenth of each
+            tensor's root mean square.
+        how: "local" draws layer outputs, "sample" draws weights.
+        where: Which tensors become random (see `bayesify.conversion.select`).
+    """
+
+    name: ClassVar[str] = "sparse_subspace"
+    can_be_sharded: ClassVar[bool] = False
+    scale: ClassVar[Scale] = "weight"  # pyright: ignore[reportIncompatibleVariableOverride]
+    biases: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    density: float = 0.1
+    removal: str = "snr"
+    addition: Literal["gradient", "mean_gradient", "mean_abs_gradient"] = "gradient"
+    interval: int = 100
+    replacement: float = 0.3
+    end: float = 0.75
+    allocation: str | Mapping[str, float] = "uniform"
+    scope: Literal["layer", "global"] = "layer"
+    first_dense: bool = True
+    new_std: float | None = None
+    readmit: bool = True
+    num_gradients: int = 10
+    start: Literal["random", "magnitude"] = "random"
+    seed: int = 0
+    prior_std: float = 0.1
+    initial_std: float | None = None
+    how: Literal["sample", "local"] = "local"
+    where: Where = "everything"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("density", "replacement", "end"):
+            _check_share(name, getattr(self, name))
+        for name in ("interval", "num_gradients"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+        if self.removal not in importances:
+            raise ValueError(unknown("removal criterion", self.removal, importances))
+        _check_choice("addition", self.addition, ("gradient", "mean_gradient", "mean_abs_gradient"))
+        _check_choice("scope", self.scope, ("layer", "global"))
+        _check_choice("start", self.start, ("random", "magnitude"))
+        if isinstance(self.allocation, Mapping):
+            for path, value in self.allocation.items():
+                _check_share(f"allocation[{path!r}]", value)
+        else:
+            _check_choice("allocation", self.allocation, ("uniform", "erk"))
+        if self.new_std is not None and not (math.isfinite(self.new_std) and self.new_std > 0):
+            raise ValueError(f"new_std must be positive and finite, got {self.new_std}")
+
+    def choices(self) -> Choices:
+        """Return the Normal family and the Normal prior."""
+        prior = NormalPrior(std=self.prior_std)
+        return Choices(Normal(), lambda *_: prior, self.initial_std, self.how, self.scale)
+
+    def plan(self, model: nn.Module) -> Plan:
+        """Select the tensors and check that a table of densities names some of them."""
+        plan = super().plan(model)
+        filled = [
+            (site.path, "its padding row is not 0, and a sparse table holds no such row")
+            for site in plan.sites
+            if site.fixed_row is not None
+            and bool(model.get_parameter(site.path)[site.fixed_row].any())
+        ]
+        if filled:
+            raise ConversionError(filled)
+        if isinstance(self.allocation, Mapping):
+            paths = [site.path for site in plan.sites]
+            wrong = [path for path in self.allocation if path not in paths]
+            if wrong:
+                reason = [(path, unknown("tensor in allocation", path, paths)) for path in wrong]
+                raise ConversionError(reason)
+        return plan
+
+    def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Replace the planned tensors by posteriors of a part of their entries."""
+        model = super().prepare_(model, plan)
+        sites = named_posteriors(model)
+        shares = self._densities(plan)
+        generator = torch.Generator().manual_seed(self.seed)
+        new = {}
+        for path, site in sites.items():
+            if shares[path] < 1.0:
+                barred = barred_entries(plan, path, site)
+                kept = self._first_entries(site, shares[path], barred, generator)
+                new[site] = narrowed(site, kept)
+        replace_posteriors_(model, new)
+        return model
+
+    def _densities(self, plan: Plan) -> dict[str, float]:
+        shapes = {site.path: site.shape for site in plan.sites}
+        first = next(iter(shapes), None)
+        is_dense = self.first_dense and len(shapes) > 1 and first is not None
+        if is_dense and not (isinstance(self.allocation, Mapping) and first in self.allocation):
+            del shapes[cast(str, first)]
+            return {cast(str, first): 1.0, **densities(shapes, self.density, self.allocation)}
+        return densities(shapes, self.density, self.allocation)
+
+    def _first_entries(
+        self, site: Posterior, share: float, barred: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        if self.start == "random":
+            # Drawn on the CPU: the same entries for a seed on every device.
+            worth = torch.rand(site.shape.numel(), generator=generator)
+        else:
+            worth = site.dense_mean().detach().flatten().abs().float().cpu()
+        if barred is not None:
+            worth[barred.cpu()] = -1.0
+        count = min(num_kept(tuple(site.shape), share), int((worth >= 0).sum()))
+        kept = torch.zeros(site.shape.numel(), dtype=torch.bool)
+        kept[worth.topk(count).indices] = True
+        return kept.to(next(site.parameters()).device)
+
+    def moves_at(self, step: int, num_steps: int | None) -> bool:
+        """Whether weights leave and enter after this step, counted from 1."""
+        if num_steps is None:
+            raise ValueError("SparseSubspace needs a train_loader with a length: it ends in time")
+        return step % self.interval == 0 and step < self.end * num_steps
+
+    def share_replaced(self, step: int, num_steps: int) -> float:
+        """Return the share of the weights that a move after this step replaces."""
+        return 0.5 * self.replacement * (1 + math.cos(math.pi * step / (self.end * num_steps)))
+
+    @contextmanager
+    def around_step(self, model: nn.Module, update: Update) -> Iterator[None]:
+        """Keep the gradients of whole tensors where a move is about to need them."""
+        if self.addition == "mean_gradient" or not self._is_watched(update):
+            with self._moving(model, update):
+                yield
+            return
+        # A compiled backward pass has no place to look in; these few steps are not compiled.
+        with torch.compiler.set_stance("force_eager"), _keeping_gradients(model):
+            yield
+
+    def _moving(self, model: nn.Module, update: Update) -> Any:
+        is_due = self.addition == "mean_gradient" and self.moves_at(update.step, update.num_steps)
+        return _marked(model) if is_due else nullcontext()
+
+    def _is_watched(self, update: Update) -> bool:
+        ahead = self.num_gradients if self.addition == "mean_abs_gradient" else 1
+        return any(
+            self.moves_at(step, update.num_steps)
+            for step in range(update.step, update.step + ahead)
+        )
+
+    def nll(
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return the nll of a draw; before a move by the mean network, find its gradient too."""
+        if model.__dict__.get(_MARK):
+            means = [cast(Tensor, site.mean) for site in sparse_sites(model).values()]
+            with (
+                torch.compiler.set_stance("force_eager"),
+                forward_by(model, "mean"),
+                _keeping_gradients(model),
+            ):
+                torch.autograd.grad(nll(forward(), is_logged=False), means, allow_unused=True)
+        return nll(forward())
+
+    def after_step(self, model: nn.Module, update: Update) -> None:
+        """Move the subspace where it is time, and add up gradients where they are averaged."""
+        sites = sparse_sites(model)
+        is_move = self.moves_at(update.step, update.num_steps)
+        if self.addition == "mean_abs_gradient":
+            for site in sites.values():
+                if site.gradient is not None:
+                    total = update.average(site.gradient).abs()
+                    before = site.__dict__.get(_SUM)
+                    site.__dict__[_SUM] = total if before is None else before + total
+                    site.gradient = None
+        if not is_move:
+            return
+        gradients = {path: self._taken(site, update) for path, site in sites.items()}
+        share = self.share_replaced(update.step, cast(int, update.num_steps))
+        plan = require_record(model).plan
+        barred = {path: barred_entries(plan, path, site) for path, site in sites.items()}
+        for names in [[path] for path in sites] if self.scope == "layer" else [list(sites)]:
+            part = [(sites[path], gradients[path], barred[path]) for path in names]
+            self._move(part, share, update)
+
+    def _taken(self, site: Posterior, update: Update) -> Tensor:
+        if self.addition == "mean_abs_gradient":
+            return site.__dict__.pop(_SUM).flatten()
+        gradient, site.gradient = site.gradient, None
+        if gradient is None:
+            raise RuntimeError(
+                "SparseSubspace found no gradient of a tensor that should move: the network did "
+                "not use it in this step"
+            )
+        return update.average(gradient).abs().flatten()
+
+    @torch.no_grad()
+    def _move(
+        self, part: Sequence[tuple[Posterior, Tensor, Tensor | None]], share: float, update: Update
+    ) -> None:
+        """Let the least important entries of some tensors leave, and as many enter."""
+        counts = [site.num_live for site, *_ in part]
+        worth = [
+            importance(self.removal, cast(Tensor, site.mean), sigma_of(site)) for site, *_ in part
+        ]
+        lives, wanted = [], []
+        for (site, gradient, barred), score in zip(part, worth, strict=True):
+            lives.append(in_dense_order(site, score, -math.inf))
+            wanted.append(gradient if barred is None else gradient.index_fill(0, barred, -math.inf))
+        live, want = torch.cat(lives), torch.cat(wanted).to(torch.float64)
+        is_live = torch.cat([_mask(site) for site, *_ in part])
+        free = int((~is_live & torch.isfinite(want)).sum())
+        count = min(int(share * sum(counts)), free if not self.readmit else sum(counts))
+        if count == 0:
+            return
+        leaving = live.masked_fill(~is_live, math.inf).topk(count, largest=False).indices
+        stays = is_live.clone()
+        stays[leaving] = False
+        closed = stays if self.readmit else is_live
+        entering = want.masked_fill(closed, -math.inf).topk(count).indices
+        stays[entering] = True
+        assert int(stays.sum()) == sum(counts), "a move must conserve the number of weights"
+        sizes = [site.shape.numel() for site, *_ in part]
+        for (site, *_), kept in zip(part, stays.split(sizes), strict=True):
+            move_(site, kept.nonzero()[:, 0], self._fresh(site), update.optimizers)
+
+    def _fresh(self, site: Posterior) -> dict[str, float]:
+        std = sigma_of(site).mean() if self.new_std is None else torch.tensor(self.new_std)
+        return {"mean": 0.0, "rho": float(inverse_softplus(std.double()))}
+
+
+_MARK = "_bayesify_moves_by_the_mean"
+_SUM = "_bayesify_gradient_sum"
+
+
+def sparse_sites(model: nn.Module) -> dict[str, Posterior]:
+    """Return the posteriors of a model that exist in part only, by path."""
+    return {path: site for path, site in named_posteriors(model).items() if site.index is not None}
+
+
+def barred_entries(plan: Plan, path: str, site: Posterior) -> Tensor | None:
+    """Return the positions that never become random: the padding row of an embedding."""
+    row = next((entry.fixed_row for entry in plan.sites if entry.path == path), None)
+    if row is None:
+        return None
+    width = site.shape[1:].numel()
+    device = next(site.parameters()).device
+    return torch.arange(row * width, (row + 1) * width, device=device)
+
+
+def _mask(site: Posterior) -> Tensor:
+    assert site.index is not None
+    mask = torch.zeros(site.shape.numel(), dtype=torch.bool, device=site.index.device)
+    mask[site.index] = True
+    return mask
+
+
+@contextmanager
+def _keeping_gradients(model: nn.Module) -> Iterator[None]:
+    sites = list(sparse_sites(model).values())
+    try:
+        for site in sites:
+            site.keeps_gradient = True
+        yield
+    finally:
+        for site in sites:
+            site.keeps_gradient = False
+
+
+@contextmanager
+def _marked(model: nn.Module) -> Iterator[None]:
+    model.__dict__[_MARK] = True
+    try:
+        yield
+    finally:
+        model.__dict__.pop(_MARK, None)
+
+
+def _check_share(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ValueError(f"{name} must lie in (0, 1], got {value!r}")
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
