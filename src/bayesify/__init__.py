@@ -43,6 +43,7 @@ from bayesify.methods import (
     MCDropout,
     MeanField,
     MonteCarloKL,
+    RigL,
     SparseSubspace,
     VariationalDropout,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Method",
     "MonteCarloKL",
     "Predictive",
+    "RigL",
     "SparseSubspace",
     "VariationalDropout",
     "__version__",

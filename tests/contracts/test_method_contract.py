@@ -11,7 +11,7 @@ import bayesify as bf
 from bayesify.conversion import methods
 
 # A tenth of this little network would be a handful of weights.
-OPTIONS = {"sparse_subspace": {"density": 0.7, "interval": 10}}
+OPTIONS = {name: {"density": 0.7, "interval": 10} for name in ("sparse_subspace", "rigl")}
 
 
 def network() -> nn.Module:

@@ -168,8 +168,11 @@ def test_nothing_moves_after_the_end_or_between_intervals() -> None:
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_a_resumed_run_ends_with_the_same_bits(scope: str, tmp_path: Path) -> None:
-    method = bf.SparseSubspace(0.2, interval=2, scope=scope)
+@pytest.mark.parametrize("kind", [bf.SparseSubspace, bf.RigL])
+def test_a_resumed_run_ends_with_the_same_bits(
+    kind: type[bf.SparseSubspace], scope: str, tmp_path: Path
+) -> None:
+    method = kind(0.2, interval=2, scope=scope)
     whole = bf.convert(network(), method)
     fitted(whole, epochs=6, run_dir=tmp_path / "whole")
     part = bf.convert(network(), method)
@@ -340,3 +343,19 @@ def test_sharding_is_refused_before_anything_starts() -> None:
     model = bf.convert(network(), bf.SparseSubspace(0.2))
     with pytest.raises(ValueError, match="strategy='fsdp' cannot shard SparseSubspace"):
         fitted(model, strategy="fsdp")
+
+
+def test_rigl_is_the_same_machinery_without_scales() -> None:
+    model = bf.convert(network(), bf.RigL(0.4, interval=3))
+    before = {path: site.index.clone() for path, site in sparse_sites(model).items()}
+    history = fitted(model, epochs=25)
+    assert history.last["accuracy"] > 0.8
+    assert bf.kl(model).item() == 0.0
+    x = torch.randn(4, 6)
+    assert torch.equal(model(x), model(x))
+    for path, site in sparse_sites(model).items():
+        assert site.rho.numel() == 0
+        assert site.num_live == before[path].numel()
+        assert not torch.equal(site.index, before[path])
+    plain = bf.revert(model)
+    torch.testing.assert_close(plain(x), model(x))

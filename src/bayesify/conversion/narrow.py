@@ -73,6 +73,15 @@ def narrowed(posterior: Posterior, kept: Tensor) -> Posterior:
     return with_state(posterior, posterior.shape, values, positions[kept], random_index)
 
 
+def without_scales(posterior: Posterior) -> Posterior:
+    """Return the posterior with every entry at its mean, and no scale stored."""
+    first, *others = posterior.family.parameter_names
+    mean = _parameter(posterior, first)
+    values = {first: mean, **{name: mean.new_zeros(0) for name in others}}
+    none = torch.zeros(0, dtype=torch.int64, device=mean.device)
+    return with_state(posterior, posterior.shape, values, posterior.index, none)
+
+
 def without_units(posterior: Posterior, axis: int, units: Tensor) -> Posterior:
     """Return the posterior of the tensor that holds only these `units` of one axis.
 

@@ -58,7 +58,9 @@ def num_kept(shape: tuple[int, ...], density: float) -> int:
 
 
 def sigma_of(posterior: Posterior) -> Tensor:
-    """Return the standard deviation of every live entry, as it is stored."""
+    """Return the standard deviation of every live entry, as it is stored; 0 without scales."""
+    if posterior.num_random == 0:
+        return torch.zeros(posterior.num_live, device=next(posterior.parameters()).device)
     return posterior.family.variance(posterior.random_parameters()).sqrt()
 
 
@@ -74,7 +76,7 @@ def move_(
     Args:
         posterior: A posterior with an index.
         index: Flat positions of the entries from now on, in any order.
-        fresh: What a new entry's parameters are.
+        fresh: What a new entry's parameters are, by the names of those that are stored.
         optimizers: Optimisers whose state of a new entry becomes 0.
     """
     old = posterior.index
@@ -82,7 +84,7 @@ def move_(
     index = index.sort().values
     place = torch.searchsorted(old, index).clamp_max(max(old.numel() - 1, 0))
     stays = old[place] == index if old.numel() else torch.zeros_like(index, dtype=torch.bool)
-    for name in posterior.family.parameter_names:
+    for name in fresh:
         parameter = getattr(posterior, name)
         for optimizer in optimizers:
             _move_state(optimizer.state.get(parameter, {}), parameter, place, stays)
@@ -117,7 +119,9 @@ def counts_in(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, int]:
         if not isinstance(site, Posterior) or site.index is None:
             continue
         keys = [f"{path}.{name}" for name in ("index", *site.family.parameter_names)]
-        sizes = {state[key].numel() for key in keys if key in state}
+        stored = [state[key].numel() for key in keys if key in state]
+        # Without scales only positions and means are there.
+        sizes = set(stored if site.num_random else stored[:2])
         if len(sizes) == 1 and sizes != {site.index.numel()}:
             found[path] = sizes.pop()
     return found
@@ -131,7 +135,8 @@ def make_room_(model: nn.Module, counts: Mapping[str, int]) -> None:
         assert isinstance(site, Posterior)
         assert site.index is not None
         site.index = site.index.new_zeros(count)
-        for name in site.family.parameter_names:
+        names = site.family.parameter_names
+        for name in names if site.num_random else names[:1]:
             parameter = getattr(site, name)
             parameter.data = parameter.data.new_zeros(count)
             parameter.grad = None

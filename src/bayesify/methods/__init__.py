@@ -5,6 +5,7 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.monte_carlo_kl import MonteCarloKL
+from bayesify.methods.rigl import RigL
 from bayesify.methods.sparse_subspace import SparseSubspace
 from bayesify.methods.variational_dropout import VariationalDropout
 
@@ -14,6 +15,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "MonteCarloKL",
+    "RigL",
     "SparseSubspace",
     "VariationalDropout",
 ]

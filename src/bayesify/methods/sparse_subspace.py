@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.method import Update, methods
-from bayesify.conversion.narrow import narrowed
+from bayesify.conversion.narrow import narrowed, without_scales
 from bayesify.conversion.plan import Choices, Plan, Scale
 from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.scope import forward_by
@@ -68,6 +68,8 @@ class SparseSubspace(Variational):
 
     name: ClassVar[str] = "sparse_subspace"
     can_be_sharded: ClassVar[bool] = False
+    is_random: ClassVar[bool] = True
+    """Whether the weights have a scale; without one they are plain sparse weights."""
     scale: ClassVar[Scale] = "weight"  # pyright: ignore[reportIncompatibleVariableOverride]
     biases: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -143,10 +145,11 @@ class SparseSubspace(Variational):
         generator = torch.Generator().manual_seed(self.seed)
         new = {}
         for path, site in sites.items():
+            part = site
             if shares[path] < 1.0:
                 barred = barred_entries(plan, path, site)
-                kept = self._first_entries(site, shares[path], barred, generator)
-                new[site] = narrowed(site, kept)
+                part = narrowed(site, self._first_entries(site, shares[path], barred, generator))
+            new[site] = part if self.is_random else without_scales(part)
         replace_posteriors_(model, new)
         return model
 
@@ -283,6 +286,8 @@ class SparseSubspace(Variational):
             move_(site, kept.nonzero()[:, 0], self._fresh(site), update.optimizers)
 
     def _fresh(self, site: Posterior) -> dict[str, float]:
+        if site.num_random == 0:
+            return {"mean": 0.0}
         std = sigma_of(site).mean() if self.new_std is None else torch.tensor(self.new_std)
         return {"mean": 0.0, "rho": float(inverse_softplus(std.double()))}
 
