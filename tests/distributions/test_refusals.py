@@ -294,7 +294,6 @@ def infinite_at_the_last(path, shape):
         ({"family": "laplace", "prior": "laplace", "estimator": "repar"}, "does not part"),
         ({"family": "normal", "prior": {"name": "normal", "std": -1.0}}, "must be positive"),
     ],
-    ids=str,
 )
 def test_a_refused_conversion_leaves_the_model_as_it_was(options, message):
     net = model()

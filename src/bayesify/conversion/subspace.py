@@ -105,6 +105,55 @@ def _move_state(state: Any, parameter: nn.Parameter, place: Tensor, stays: Tenso
             state[key] = torch.where(stays, kept, torch.zeros_like(kept))
 
 
+def moved(is_live: Tensor, worth: Tensor, want: Tensor, share: float, *, readmit: bool) -> Tensor:
+    """Return what lives after a move: as many as before.
+
+    Args:
+        is_live: Whether each lives now.
+        worth: How much each that lives is worth keeping; the least leave.
+        want: How much each would be worth having; the largest enter, −inf never.
+        share: Share of those that live which leaves.
+        readmit: Whether what leaves may enter again at once.
+    """
+    num_live = int(is_live.sum())
+    num_free = int((~is_live & torch.isfinite(want)).sum())
+    count = min(int(share * num_live), num_live if readmit else num_free)
+    if count == 0:
+        return is_live
+    # An infinite worth (no spread) must still come before what does not live at all.
+    bounded = worth.clamp_max(torch.finfo(worth.dtype).max).masked_fill(~is_live, math.inf)
+    after = is_live.clone()
+    after[bounded.topk(count, largest=False).indices] = False
+    closed = after if readmit else is_live
+    after[want.masked_fill(closed, -math.inf).topk(count).indices] = True
+    return after
+
+
+def two_of_four(worth: Tensor) -> Tensor:
+    """Return a mask of the two entries of largest worth in every four neighbours."""
+    rows = worth.view(-1, 4)
+    kept = torch.zeros_like(rows, dtype=torch.bool)
+    return kept.scatter(1, rows.topk(2).indices, True).flatten()
+
+
+def moved_two_of_four(is_live: Tensor, worth: Tensor, want: Tensor, share: float) -> Tensor:
+    """Return what lives after some fours have swapped their worse entry for a better one.
+
+    The fours that swap are those whose best dead entry pulls most.
+    """
+    lives = is_live.view(-1, 4)
+    count = min(int(share * 2 * len(lives)), len(lives))
+    bounded = worth.clamp_max(torch.finfo(worth.dtype).max).view(-1, 4)
+    leaving = bounded.masked_fill(~lives, math.inf).argmin(1)
+    pull, entering = want.view(-1, 4).masked_fill(lives, -math.inf).max(1)
+    rows = pull.topk(count).indices
+    rows = rows[torch.isfinite(pull[rows])]
+    after = lives.clone()
+    after[rows, leaving[rows]] = False
+    after[rows, entering[rows]] = True
+    return after.flatten()
+
+
 def in_dense_order(posterior: Posterior, values: Tensor, fill: float) -> Tensor:
     """Return one number per live entry as a flat dense tensor, `fill` where nothing lives."""
     assert posterior.index is not None

@@ -21,12 +21,22 @@ from torch import Tensor, nn
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.method import Update, methods
 from bayesify.conversion.narrow import narrowed, without_scales
+from bayesify.conversion.pattern import FREE, TWO_OF_FOUR, Pattern, of_groups
 from bayesify.conversion.plan import Choices, Plan, Scale
 from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.conversion.sites import named_posteriors, replace_posteriors_
-from bayesify.conversion.subspace import densities, in_dense_order, move_, num_kept, sigma_of
+from bayesify.conversion.subspace import (
+    densities,
+    in_dense_order,
+    move_,
+    moved,
+    moved_two_of_four,
+    num_kept,
+    sigma_of,
+    two_of_four,
+)
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.distributions.importance import importance, importances
 from bayesify.distributions.scale import inverse_softplus
@@ -52,6 +62,9 @@ class SparseSubspace(Variational):
         end: Share of the training after which nothing moves any more.
         allocation: How weights are shared out: "uniform", "erk" (small tensors get more), or a
             table of paths and densities.
+        pattern: What comes and goes together: "free" (single weights), a block of rows and columns
+            such as "4x1" or "8x8", a whole "filter", or "2:4", two of every four neighbours (half
+            of a tensor, whatever the density; tensors that cannot have it stay dense).
         scope: Whether a move compares the weights of a "layer", or all of them ("global").
         first_dense: Whether the first tensor stays dense.
         new_std: Standard deviation of a weight that enters; None takes its tensor's mean.
@@ -80,6 +93,7 @@ class SparseSubspace(Variational):
     replacement: float = 0.3
     end: float = 0.75
     allocation: str | Mapping[str, float] = "uniform"
+    pattern: str = "free"
     scope: Literal["layer", "global"] = "layer"
     first_dense: bool = True
     new_std: float | None = None
@@ -110,6 +124,12 @@ class SparseSubspace(Variational):
                 _check_share(f"allocation[{path!r}]", value)
         else:
             _check_choice("allocation", self.allocation, ("uniform", "erk"))
+        Pattern(self.pattern)
+        if self.pattern != FREE and self.scope == "global":
+            raise ValueError(
+                "scope='global' moves single weights between tensors, got "
+                f"pattern={self.pattern!r}: take scope='layer'"
+            )
         if self.new_std is not None and not (math.isfinite(self.new_std) and self.new_std > 0):
             raise ValueError(f"new_std must be positive and finite, got {self.new_std}")
 
@@ -146,7 +166,7 @@ class SparseSubspace(Variational):
         new = {}
         for path, site in sites.items():
             part = site
-            if shares[path] < 1.0:
+            if self._is_sparse(site, shares[path]):
                 barred = barred_entries(plan, path, site)
                 part = narrowed(site, self._first_entries(site, shares[path], barred, generator))
             new[site] = part if self.is_random else without_scales(part)
@@ -162,20 +182,31 @@ class SparseSubspace(Variational):
             return {cast(str, first): 1.0, **densities(shapes, self.density, self.allocation)}
         return densities(shapes, self.density, self.allocation)
 
+    def _is_sparse(self, site: Posterior, share: float) -> bool:
+        if self.pattern == TWO_OF_FOUR:
+            return share < 1.0 and Pattern(self.pattern).fits(tuple(site.shape))
+        return share < 1.0
+
     def _first_entries(
         self, site: Posterior, share: float, barred: Tensor | None, generator: torch.Generator
     ) -> Tensor:
+        shape, device = tuple(site.shape), next(site.parameters()).device
         if self.start == "random":
             # Drawn on the CPU: the same entries for a seed on every device.
             worth = torch.rand(site.shape.numel(), generator=generator)
         else:
             worth = site.dense_mean().detach().flatten().abs().float().cpu()
         if barred is not None:
-            worth[barred.cpu()] = -1.0
-        count = min(num_kept(tuple(site.shape), share), int((worth >= 0).sum()))
-        kept = torch.zeros(site.shape.numel(), dtype=torch.bool)
-        kept[worth.topk(count).indices] = True
-        return kept.to(next(site.parameters()).device)
+            worth[barred.cpu()] = -math.inf
+        if self.pattern == TWO_OF_FOUR:
+            return two_of_four(worth).to(device)
+        groups = Pattern(self.pattern).group_of_entry(shape)
+        sums = of_groups(worth, groups)
+        size = math.prod(Pattern(self.pattern).block_of(shape))
+        count = max(1, round(num_kept(shape, share) / size))
+        kept = torch.zeros(len(sums), dtype=torch.bool)
+        kept[sums.topk(min(count, int(torch.isfinite(sums).sum()))).indices] = True
+        return kept[groups].to(device)
 
     def moves_at(self, step: int, num_steps: int | None) -> bool:
         """Whether weights leave and enter after this step, counted from 1."""
@@ -260,30 +291,41 @@ class SparseSubspace(Variational):
         self, part: Sequence[tuple[Posterior, Tensor, Tensor | None]], share: float, update: Update
     ) -> None:
         """Let the least important entries of some tensors leave, and as many enter."""
-        counts = [site.num_live for site, *_ in part]
-        worth = [
-            importance(self.removal, cast(Tensor, site.mean), sigma_of(site)) for site, *_ in part
-        ]
-        lives, wanted = [], []
-        for (site, gradient, barred), score in zip(part, worth, strict=True):
-            lives.append(in_dense_order(site, score, -math.inf))
-            wanted.append(gradient if barred is None else gradient.index_fill(0, barred, -math.inf))
-        live, want = torch.cat(lives), torch.cat(wanted).to(torch.float64)
-        is_live = torch.cat([_mask(site) for site, *_ in part])
-        free = int((~is_live & torch.isfinite(want)).sum())
-        count = min(int(share * sum(counts)), free if not self.readmit else sum(counts))
-        if count == 0:
-            return
-        leaving = live.masked_fill(~is_live, math.inf).topk(count, largest=False).indices
-        stays = is_live.clone()
-        stays[leaving] = False
-        closed = stays if self.readmit else is_live
-        entering = want.masked_fill(closed, -math.inf).topk(count).indices
-        stays[entering] = True
-        assert int(stays.sum()) == sum(counts), "a move must conserve the number of weights"
-        sizes = [site.shape.numel() for site, *_ in part]
-        for (site, *_), kept in zip(part, stays.split(sizes), strict=True):
-            move_(site, kept.nonzero()[:, 0], self._fresh(site), update.optimizers)
+        units = [self._units(*entry) for entry in part]
+        is_live, worth, want = (torch.cat(column) for column in zip(*units, strict=True))
+        if self.pattern == TWO_OF_FOUR:
+            after = moved_two_of_four(is_live, worth, want, share)
+        else:
+            after = moved(is_live, worth, want, share, readmit=self.readmit)
+        sizes = [len(each) for each, *_ in units]
+        for (site, *_), kept in zip(part, after.split(sizes), strict=True):
+            groups = self._groups(site)
+            entries = kept if groups is None else kept[groups]
+            if int(entries.sum()) != site.num_live and self.scope == "layer":
+                raise AssertionError("a move must conserve the number of weights of a tensor")
+            move_(site, entries.nonzero()[:, 0], self._fresh(site), update.optimizers)
+
+    def _units(
+        self, site: Posterior, gradient: Tensor, barred: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, for all that comes and goes together: whether it lives, its worth, its pull."""
+        score = importance(self.removal, cast(Tensor, site.mean), sigma_of(site))
+        is_live, worth = _mask(site), in_dense_order(site, score, 0.0)
+        want = gradient.double()
+        if barred is not None:
+            want = want.index_fill(0, barred, -math.inf)
+        groups = self._groups(site)
+        if groups is None:
+            return is_live, worth, want
+        lives = of_groups(is_live.double(), groups) > 0
+        return lives, of_groups(worth, groups), of_groups(want, groups)
+
+    def _groups(self, site: Posterior) -> Tensor | None:
+        """Return the group of each entry, None where every entry is on its own."""
+        if self.pattern in (FREE, TWO_OF_FOUR):
+            return None
+        groups = Pattern(self.pattern).group_of_entry(tuple(site.shape))
+        return groups.to(next(site.parameters()).device)
 
     def _fresh(self, site: Posterior) -> dict[str, float]:
         if site.num_random == 0:
