@@ -20,6 +20,7 @@ from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
+from bayesify.training.loaders import check_loader, num_batches
 from bayesify.training.objective import elbo_loss
 from bayesify.training.optimiser import make_optimizers, set_learning_rate
 from bayesify.training.progress import Reporter
@@ -102,7 +103,7 @@ class _Run:
         self.record = require_record(model)
         self.method = self.record.method
         self.num_data = num_examples(train_loader, settings)
-        _check_loader(train_loader, settings)
+        check_loader(train_loader, settings)
         self.beta = as_schedule("beta", settings.beta)
         self.schedule = as_schedule("schedule", settings.schedule)
         self.generators = [*loader_generators(train_loader), *loader_generators(val_loader)]
@@ -122,7 +123,7 @@ class _Run:
         self.val_loader = None if val_loader is None else setup_loader(self.fabric, val_loader)
         self.position = Position()
         self._is_warned = False
-        self.num_batches = _length(
+        self.num_batches = num_batches(
             train_loader if self.fabric.world_size == 1 else self.train_loader
         )
         self.checkpoints = Checkpoints(
@@ -381,30 +382,10 @@ class _Run:
         return likelihood
 
 
-def _check_loader(loader: Any, settings: FitSettings) -> None:
-    if isinstance(loader, Iterator):
-        raise TypeError(
-            "train_loader must be read anew in every epoch, such as a DataLoader or a list of "
-            f"batches, got a {type(loader).__name__}, which can be read once"
-        )
-    if settings.accumulate > 1 and _length(loader) is None:
-        raise ValueError(
-            f"accumulate={settings.accumulate} needs a train_loader with a length: the last "
-            "update of an epoch must know how many batches it has"
-        )
-
-
 def _compiled(model: nn.Module, device: torch.device) -> Any:
     # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
     options: Any = {"fallback_random": True} if device.type == "cpu" else None
     return torch.compile(model, options=options)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def _seed_everything(seed: int) -> None:
