@@ -97,8 +97,8 @@ class Posterior(nn.Module):
         for name in names:
             entry = nn.Parameter(initial[name].clone(memory_format=torch.preserve_format))
             self.register_parameter(name, entry)
-        self.register_buffer("index", index)
-        self.register_buffer("random_index", random_index)
+        self.register_buffer("index", as_stored(index, self.shape.numel()))
+        self.register_buffer("random_index", as_stored(random_index, self.shape.numel()))
         # Whether the layer around this tensor has a rule for local reparameterisation.
         self.can_be_local = False
         self._held = False
@@ -236,12 +236,13 @@ class Posterior(nn.Module):
         if random_index is None:
             return mean
         location = self._location.flatten()
-        return location.index_copy(0, random_index, mean.to(location.dtype))
+        return location.index_copy(0, random_index.long(), mean.to(location.dtype))
 
     def _live_variance(self, parameters: Parameters) -> Tensor:
         variance, random_index = self.family.variance(parameters), self.random_index
         if random_index is not None:
-            return variance.new_zeros(self.num_live).index_copy(0, random_index, variance)
+            zeros = variance.new_zeros(self.num_live)
+            return zeros.index_copy(0, random_index.long(), variance)
         return variance.expand(self._location.shape) if self.is_tied_scale else variance
 
     def _seen(self, dense: Tensor) -> Tensor:
@@ -256,7 +257,7 @@ class Posterior(nn.Module):
         index, shape = self.index, self.shape
         if index is None:
             return values if values.shape == shape else values.view(shape)
-        return values.new_zeros(shape.numel()).index_copy(0, index, values).view(shape)
+        return values.new_zeros(shape.numel()).index_copy(0, index.long(), values).view(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
@@ -268,6 +269,13 @@ class Posterior(nn.Module):
         """Return what `print(model)` shows of this posterior."""
         shape = "x".join(map(str, self.shape))
         return f"{shape}, {self.family.name}, {self.num_random} of {self.shape.numel()} random"
+
+
+def as_stored(index: Tensor | None, num_entries: int) -> Tensor | None:
+    """Return positions among so many entries in four bytes each, where four are enough."""
+    if index is None or num_entries >= 2**31:
+        return index
+    return index.to(torch.int32)
 
 
 def _broadcasts(shape: torch.Size, onto: torch.Size) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesify.conversion.posterior import Posterior
+from bayesify.conversion.posterior import Posterior, as_stored
 
 
 def densities(
@@ -79,9 +79,8 @@ def move_(
         fresh: What a new entry's parameters are, by the names of those that are stored.
         optimizers: Optimisers whose state of a new entry becomes 0.
     """
-    old = posterior.index
-    assert old is not None
-    index = index.sort().values
+    assert posterior.index is not None
+    old, index = posterior.index.long(), index.sort().values
     place = torch.searchsorted(old, index).clamp_max(max(old.numel() - 1, 0))
     stays = old[place] == index if old.numel() else torch.zeros_like(index, dtype=torch.bool)
     for name in fresh:
@@ -95,7 +94,7 @@ def move_(
         else:
             parameter.data = values
         parameter.grad = None
-    posterior.index = index
+    posterior.index = as_stored(index, posterior.shape.numel())
 
 
 def _move_state(state: Any, parameter: nn.Parameter, place: Tensor, stays: Tensor) -> None:
@@ -158,7 +157,7 @@ def in_dense_order(posterior: Posterior, values: Tensor, fill: float) -> Tensor:
     """Return one number per live entry as a flat dense tensor, `fill` where nothing lives."""
     assert posterior.index is not None
     dense = values.new_full((posterior.shape.numel(),), fill)
-    return dense.index_copy(0, posterior.index, values)
+    return dense.index_copy(0, posterior.index.long(), values)
 
 
 def counts_in(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, int]:
