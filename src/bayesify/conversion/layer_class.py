@@ -13,9 +13,16 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from bayesify.conversion.local import FunctionalForm, functional_form, local_forward
+from bayesify.conversion.local import (
+    FunctionalForm,
+    compressed_mean,
+    functional_form,
+    is_linear,
+    local_forward,
+)
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.conversion.scope import hold_draw, not_held, release_draw, remember_draw
+from bayesify.conversion.sparse_linear import can_be_compressed
 
 SUFFIX = "_posterior"
 
@@ -82,6 +89,10 @@ def _local_or_plain(base: type[nn.Module], form: FunctionalForm) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight = cast(Posterior, self._modules["weight" + SUFFIX])
+        is_plain = weight.way() == "mean" or weight.num_random == 0
+        if is_plain and is_linear(form) and can_be_compressed(weight, input):
+            bias = cast("Tensor | None", getattr(self, "bias", None))
+            return compressed_mean(weight, bias, input)
         if weight.way() != "local" or weight.num_random == 0:
             return base.forward(self, input, *args, **kwargs)
         bias = posterior_of(self, "bias")

@@ -11,7 +11,7 @@ Reference: Kingma, Salimans, Welling (2015).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.local_linear import can_be_one_step, local_linear, product
 from bayesify.conversion.posterior import Posterior
+from bayesify.conversion.sparse_linear import can_be_compressed, compressed_linear
 from bayesify.registry import TypeRegistry
 
 # Keeps the root differentiable at 0; its own noise, 1e-10, is below float32 resolution of any
@@ -72,6 +73,11 @@ def _embedding(layer: nn.Embedding, inputs: Tensor, weight: Tensor, bias: None) 
     return F.embedding(inputs, weight, layer.padding_idx, scale_grad_by_freq=by_frequency)
 
 
+def is_linear(form: FunctionalForm) -> bool:
+    """Whether this is the functional form of a linear layer."""
+    return form is _linear
+
+
 def functional_form(kind: type[nn.Module]) -> FunctionalForm | None:
     """Return the functional form of a type of layer, or None where its forward is not known.
 
@@ -99,6 +105,8 @@ def local_forward(
 ) -> Tensor:
     """Return form(x, W, b) + sqrt(form(x², Var W, Var b)) · noise."""
     is_random = isinstance(bias, Posterior)
+    if form is _linear and not is_random and can_be_compressed(weight, inputs):
+        return _compressed(weight, bias, inputs)
     if not is_random and (shared := _shared_variance(form, layer, weight)) is not None:
         return _with_shared_variance(form, layer, weight, bias, inputs, shared)
     weight_mean, spread = weight.dense_moments()
@@ -119,6 +127,22 @@ def local_forward(
         variance = form(layer, squares, spread, bias_spread, *args, **kwargs)
     std = variance.to(_noise_type(mean)).clamp_min(_LEAST_VARIANCE).sqrt()
     return mean + (std * torch.randn_like(std)).to(mean.dtype)
+
+
+def _compressed(weight: Posterior, bias: Tensor | None, inputs: Tensor) -> Tensor:
+    """Return the noisy output of a linear layer by products with its live weights alone."""
+    mean = compressed_mean(weight, bias, inputs)
+    spread = weight.family.variance(weight.random_parameters()).to(inputs.dtype)
+    variance = compressed_linear(weight, spread, inputs.square())
+    std = variance.clamp_min(_LEAST_VARIANCE).sqrt()
+    return mean + std * torch.randn_like(std)
+
+
+def compressed_mean(weight: Posterior, bias: Tensor | None, inputs: Tensor) -> Tensor:
+    """Return the output of a linear layer at its mean weights, by its live weights alone."""
+    live = cast(Tensor, getattr(weight, weight.family.parameter_names[0]))
+    output = compressed_linear(weight, live, inputs)
+    return output if bias is None else output + bias
 
 
 def _shared_variance(form: FunctionalForm, layer: nn.Module, weight: Posterior) -> Tensor | None:

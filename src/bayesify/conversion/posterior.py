@@ -35,7 +35,7 @@ How = Literal["sample", "local", "mean"]
 # What a posterior knows of the forward pass it is read in (see conversion/scope.py), and what it
 # keeps of it until the backward passes after it (see conversion/recall.py).
 _OF_ONE_PASS = frozenset(
-    {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient"}
+    {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient", "_layout"}
 )
 
 
@@ -111,6 +111,7 @@ class Posterior(nn.Module):
         # sparse posterior has no parameter that it could be read from.
         self.keeps_gradient = False
         self.gradient: Tensor | None = None
+        self._layout: Any = None  # of the live entries, where products need one
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A module's own way looks for parameters in the value, several times in every forward.
@@ -262,7 +263,7 @@ class Posterior(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
         forgotten = {"_held": False, "_draw": None, "_pass": None, "_state": None, "_records": []}
-        forgotten |= {"keeps_gradient": False, "gradient": None}
+        forgotten |= {"keeps_gradient": False, "gradient": None, "_layout": None}
         return {**self.__dict__, **forgotten}
 
     def extra_repr(self) -> str:
