@@ -121,3 +121,26 @@ def test_small_layers_are_compressed_to_predict_and_not_to_train(
     assert not can_be_compressed(site, x)
     with torch.no_grad():
         assert can_be_compressed(site, x)
+
+
+def test_a_state_that_is_read_in_place_is_noticed() -> None:
+    layer, other = (
+        bf.convert(nn.Linear(300, 200), bf.SparseSubspace(0.05, seed=seed)) for seed in (0, 1)
+    )
+    x = torch.randn(5, 300)
+    with torch.no_grad(), bf.mean_weights(layer), bf.mean_weights(other):
+        layer(x)
+        layer.load_state_dict(other.state_dict())
+        torch.testing.assert_close(layer(x), other(x))
+
+
+def test_entries_out_of_order_stay_dense() -> None:
+    layer = model()
+    site = layer.weight_posterior
+    x = torch.randn(5, 300, dtype=torch.float64)
+    with torch.no_grad(), bf.mean_weights(layer):
+        expected = layer(x)
+        turned = torch.arange(site.num_live).flip(0)
+        site.index, site.mean.data = site.index[turned], site.mean[turned]
+        assert not can_be_compressed(site, x)
+        torch.testing.assert_close(layer(x), expected)

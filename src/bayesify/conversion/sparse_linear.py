@@ -3,7 +3,7 @@
 On one thread a compressed product (CSR) beats the dense one from a tenth of the weights down, and
 more so the fewer there are; so do its two backward products, by the transposed layout and by a
 product sampled at the live positions, once a matrix is large enough for the calls not to count
-(300 x 784: even; 1200 x 1200: a training step 1.3 to 2.3 times as fast, a forward pass 2 to 7).
+(`benchmarks/sparse_subspace.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Layout:
 
     Attributes:
         index: The positions it was made from.
+        version: How often those had been written to by then: a checkpoint is read into them.
         shape: Rows and columns of the matrix.
         rows: Row pointers and columns of the compressed matrix.
         columns: The same of its transpose.
@@ -37,6 +38,7 @@ class Layout:
     """
 
     index: Tensor
+    version: int
     shape: tuple[int, int]
     rows: tuple[Tensor, Tensor]
     columns: tuple[Tensor, Tensor]
@@ -61,28 +63,37 @@ def can_be_compressed(posterior: Posterior, inputs: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and peek_interpreter_stack() is None
+        and layout_of(posterior) is not None
     )
 
 
 def compressed_linear(posterior: Posterior, values: Tensor, inputs: Tensor) -> Tensor:
     """Return inputs · weightᵀ, the weight's live entries having these values."""
     flat = inputs.reshape(-1, inputs.shape[-1])
-    output = _CompressedLinear.apply(values, flat, layout_of(posterior))
+    layout = layout_of(posterior)
+    assert layout is not None
+    output = _CompressedLinear.apply(values, flat, layout)
     return output.view(*inputs.shape[:-1], posterior.shape[0])
 
 
-def layout_of(posterior: Posterior) -> Layout:
-    """Return the layout of a posterior's live weights, made anew when they have moved."""
+def layout_of(posterior: Posterior) -> Layout | None:
+    """Return the layout of a posterior's live weights, made anew when they have moved.
+
+    None where they are not stored in ascending order, which rows need.
+    """
     known = posterior._layout
     index = posterior.index
     assert index is not None
-    if known is not None and known.index is index:
+    if known is not None and known.index is index and known.version == index._version:
         return known
+    if not bool((index.diff() > 0).all()):
+        return None
     num_rows, num_columns = posterior.shape
     row, column = index // num_columns, index % num_columns
     order = (column.long() * num_rows + row).argsort().to(torch.int32)
     made = Layout(
         index,
+        index._version,
         (num_rows, num_columns),
         (_pointers(row, num_rows), column),
         (_pointers(column[order], num_columns), row[order]),

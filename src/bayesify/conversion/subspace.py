@@ -57,7 +57,7 @@ def num_kept(shape: tuple[int, ...], density: float) -> int:
     return max(1, round(density * math.prod(shape)))
 
 
-def sigma_of(posterior: Posterior) -> Tensor:
+def live_std(posterior: Posterior) -> Tensor:
     """Return the standard deviation of every live entry, as it is stored; 0 without scales."""
     if posterior.num_random == 0:
         return torch.zeros(posterior.num_live, device=next(posterior.parameters()).device)

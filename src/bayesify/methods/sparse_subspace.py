@@ -30,11 +30,11 @@ from bayesify.conversion.sites import named_posteriors, replace_posteriors_
 from bayesify.conversion.subspace import (
     densities,
     in_dense_order,
+    live_std,
     move_,
     moved,
     moved_two_of_four,
     num_kept,
-    sigma_of,
     two_of_four,
 )
 from bayesify.distributions import Normal, NormalPrior
@@ -69,7 +69,8 @@ class SparseSubspace(Variational):
         first_dense: Whether the first tensor stays dense.
         new_std: Standard deviation of a weight that enters; None takes its tensor's mean.
         readmit: Whether a weight that has just left may enter again, with its old numbers.
-        num_gradients: Steps that "mean_abs_gradient" averages over.
+        num_gradients: Steps that "mean_abs_gradient" averages over. A run that is resumed among
+            them averages over those since, so it does not end with the same bits.
         start: Which weights exist at first: "random" ones, or those of largest "magnitude".
         seed: Seed of the random start.
         prior_std: Prior standard deviation.
@@ -309,7 +310,7 @@ class SparseSubspace(Variational):
         self, site: Posterior, gradient: Tensor, barred: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return, for all that comes and goes together: whether it lives, its worth, its pull."""
-        score = importance(self.removal, cast(Tensor, site.mean), sigma_of(site))
+        score = importance(self.removal, cast(Tensor, site.mean), live_std(site))
         is_live, worth = _mask(site), in_dense_order(site, score, 0.0)
         want = gradient.double()
         if barred is not None:
@@ -330,7 +331,7 @@ class SparseSubspace(Variational):
     def _fresh(self, site: Posterior) -> dict[str, float]:
         if site.num_random == 0:
             return {"mean": 0.0}
-        std = sigma_of(site).mean() if self.new_std is None else torch.tensor(self.new_std)
+        std = live_std(site).mean() if self.new_std is None else torch.tensor(self.new_std)
         return {"mean": 0.0, "rho": float(inverse_softplus(std.double()))}
 
 
