@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bayesify.data.text import Vocabulary
-from bayesify.data.transforms import Normalise
+from bayesify.data.transforms import Normalise, PairTransform
 
 Transform = Callable[[Tensor], Tensor]
 Task = Literal["classification", "regression"]
@@ -26,7 +26,7 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
         targets: One row per example.
         transform: Turns a batch of stored inputs into what a network reads, the same each time.
         augmentation: Random change of a batch of stored inputs, made before `transform`; for
-            training only.
+            training only. A `PairTransform` changes the targets with them.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
         inputs: Tensor,
         targets: Tensor,
         transform: Transform | None = None,
-        augmentation: Transform | None = None,
+        augmentation: Transform | PairTransform | None = None,
     ) -> None:
         if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
             raise ValueError(
@@ -65,12 +65,15 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
         # index_select copies whole rows; the bracket notation is some thirty times slower.
         rows = torch.as_tensor(indices, dtype=torch.int64)
         inputs = self.inputs.index_select(0, rows.to(self.inputs.device, non_blocking=True))
-        if self.augmentation is not None:
+        rows = rows.to(self.targets.device, non_blocking=True)
+        targets = self.targets.index_select(0, rows)
+        if isinstance(self.augmentation, PairTransform):
+            inputs, targets = self.augmentation(inputs, targets)
+        elif self.augmentation is not None:
             inputs = self.augmentation(inputs)
         if self.transform is not None:
             inputs = self.transform(inputs)
-        rows = rows.to(self.targets.device, non_blocking=True)
-        return inputs, self.targets.index_select(0, rows)
+        return inputs, targets
 
     def select(self, indices: Tensor) -> TensorData:
         """Return a copy of these examples, with the same transform and augmentation."""
@@ -88,7 +91,7 @@ class TensorData(Dataset[tuple[Tensor, Tensor]]):
         """Return the same examples, read through another transform."""
         return TensorData(self.inputs, self.targets, transform, self.augmentation)
 
-    def with_augmentation(self, augmentation: Transform | None) -> TensorData:
+    def with_augmentation(self, augmentation: Transform | PairTransform | None) -> TensorData:
         """Return the same examples, augmented in another way; None for not at all."""
         return TensorData(self.inputs, self.targets, self.transform, augmentation)
 

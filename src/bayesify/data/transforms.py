@@ -5,6 +5,7 @@ Both work on whole batches and are plain picklable objects, so that any `DataLoa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -103,3 +104,45 @@ class CropAndFlip:
         columns = torch.arange(width, device=device)
         columns = torch.where(is_flipped, width - 1 - columns, columns)
         return rows, shifts[:, 1:] + columns
+
+
+class PairTransform(ABC):
+    """A change of inputs that targets follow, because they have the same positions."""
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch of inputs and their targets, changed together."""
+
+
+@dataclass(frozen=True)
+class FlipPairs(PairTransform):
+    """Mirror images left to right at random, and their label maps with them.
+
+    Args:
+        probability: Probability that an image is mirrored.
+        generator: Source of randomness, on the CPU; None takes torch's global generator.
+    """
+
+    probability: float = 0.5
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"probability must lie in [0, 1], got {self.probability}")
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images (N, channels, height, width) and labels (N, height, width)."""
+        if inputs.ndim != 4 or targets.shape != (len(inputs), *inputs.shape[2:]):
+            raise ValueError(
+                "inputs must have shape (batch, channels, height, width) and targets (batch, "
+                "height, width) to be mirrored together, got "
+                f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
+            )
+        # Drawn on the CPU, wherever the images are: a run is the same on every device.
+        is_flipped = torch.rand(len(inputs), generator=self.generator) < self.probability
+        return _flipped(inputs, is_flipped), _flipped(targets, is_flipped)
+
+
+def _flipped(maps: Tensor, is_flipped: Tensor) -> Tensor:
+    chosen = is_flipped.to(maps.device, non_blocking=True).view(-1, *(1,) * (maps.ndim - 1))
+    return torch.where(chosen, maps.flip(-1), maps)

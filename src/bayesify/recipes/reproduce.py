@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 # Filed under their kinds.
-import bayesify.recipes.measure_confidence
-import bayesify.recipes.measure_pruning
-import bayesify.recipes.measure_regression  # noqa: F401
 from bayesify.recipes.measure import measures
 from bayesify.recipes.provenance import provenance
 from bayesify.recipes.run import run_recipe
