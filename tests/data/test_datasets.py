@@ -13,7 +13,7 @@ WITH_FILES = ("cifar10", "cifar100_test", "fashion_mnist", "imdb", "mnist")
 
 
 def test_datasets_lists_every_set():
-    assert set(datasets) >= {*WITHOUT_FILES, *WITH_FILES}
+    assert set(datasets) >= {*WITHOUT_FILES, *WITH_FILES, "camvid"}
 
 
 @pytest.mark.parametrize("name", WITHOUT_FILES)

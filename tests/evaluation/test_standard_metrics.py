@@ -9,6 +9,7 @@ from torch import Tensor
 from bayesify.evaluation import regression, scores
 from bayesify.evaluation.confidence_set import confidence_sets
 from bayesify.evaluation.metric import metrics, metrics_for
+from bayesify.evaluation.segmentation import mean_iou
 from bayesify.evaluation.standard_metrics import DEFAULT_METRICS
 from bayesify.prediction.predictive import (
     ClassificationAccumulator,
@@ -53,6 +54,7 @@ BEST = {
     "area_under_risk_coverage": 0.0,
     "confidence_set_accuracy": 1.0,
     "confidence_set_size": 1.0,
+    "mean_iou": 1.0,
     "rmse": 0.0,
     "coverage": 1.0,
 }
@@ -124,6 +126,7 @@ def test_names_mean_their_functions():
         "area_under_risk_coverage": scores.area_under_risk_coverage,
     }.items():
         assert metrics[name](predictive, targets) == function(predictive.probs, targets)
+    assert metrics["mean_iou"](predictive, targets) == mean_iou(predictive.classes, targets, 4)
     agreed = classify(torch.eye(4)[targets].expand(3, 40, 4))[:20]
     torn = classify(torch.eye(4)[torch.stack([targets, targets, (targets + 1) % 4])])[20:]
     mixed = Predictive.cat([agreed, torn])

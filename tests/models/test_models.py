@@ -1,6 +1,7 @@
 """What every registered model must do."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ EXPECTED = {
     "resnet_20",
     "resnet_56",
     "text_transformer",
+    "unet",
     "vgg_11",
     "vgg_13",
     "vgg_16",
@@ -63,8 +65,11 @@ def inputs_of(name, num_inputs):
     return torch.rand(num_inputs, *INPUT_SHAPES.get(name, PHOTOGRAPH))
 
 
-def num_outputs_of(name):
-    return 2 if name in TWO_CLASSES else 10
+def output_shape_of(name):
+    """Return the classes and, where each pixel has one, the height and width."""
+    if name == "unet":
+        return (11, *PHOTOGRAPH[1:])
+    return (2,) if name in TWO_CLASSES else (10,)
 
 
 def small(name):
@@ -84,21 +89,21 @@ def test_model_without_arguments_returns_a_logit_for_each_class(name):
     # Shapes alone: the largest of these would take seconds to run.
     with torch.device("meta"), torch.inference_mode():
         logits = models[name]().eval()(inputs_of(name, 2))
-    assert logits.shape == (2, num_outputs_of(name))
+    assert logits.shape == (2, *output_shape_of(name))
 
 
 @pytest.mark.parametrize("name", list(models))
 def test_model_returns_finite_logits(name):
     torch.manual_seed(0)
     logits = small(name)(inputs_of(name, 2))
-    assert logits.shape == (2, num_outputs_of(name))
+    assert logits.shape == (2, *output_shape_of(name))
     assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", list(models))
 def test_model_takes_an_empty_batch(name):
     model = small(name).eval()
-    assert model(inputs_of(name, 0)).shape == (0, num_outputs_of(name))
+    assert model(inputs_of(name, 0)).shape == (0, *output_shape_of(name))
 
 
 @pytest.mark.parametrize("name", list(models))
@@ -107,7 +112,8 @@ def test_model_sends_a_gradient_to_every_parameter(name):
     model = small(name)
     # Shifted inputs, because channels of zero mean can leave a bias without a gradient.
     logits = model(inputs_of(name, 4))
-    targets = torch.arange(4) % num_outputs_of(name)
+    num_classes, *positions = output_shape_of(name)
+    targets = torch.arange(4 * math.prod(positions)).view(4, *positions) % num_classes
     torch.nn.functional.cross_entropy(logits, targets).backward()
     without = [
         key

@@ -138,6 +138,20 @@ def test_a_slip_is_answered_by_one_sentence(path, changes, sentence):
     assert sentence in str(error.value)
 
 
+def test_a_likelihood_may_be_a_table_and_survives_being_written(path, tmp_path):
+    path.write_text(
+        f"{TEXT}\nlikelihood = {{name = 'classification', class_weights = [0.5, 2]}}\n", "utf-8"
+    )
+    recipe = read_recipe(path)
+    expected = {"name": "classification", "class_weights": [0.5, 2]}
+    assert recipe.settings().likelihood == expected
+    again = tmp_path / "again.toml"
+    again.write_text(recipe.to_toml(), encoding="utf-8")
+    assert read_recipe(again).settings().likelihood == expected
+    with pytest.raises(TypeError, match="Did you mean 'class_weights'"):
+        read_recipe(path, {"fit": {"likelihood": {"class_weight": [1.0]}}})
+
+
 @pytest.mark.parametrize("table", ["model", "data"])
 def test_a_recipe_must_name_its_model_and_data(table):
     tables = {"model": {"name": "mlp"}, "data": {"name": "digits"}}

@@ -152,3 +152,61 @@ def test_batch_without_a_counted_output_has_no_score() -> None:
 def test_unknown_likelihood_of_a_file_is_named() -> None:
     with pytest.raises(LookupError, match="unknown likelihood 'poisson'"):
         likelihood_from_dict({"name": "poisson"})
+
+
+def test_ignored_pixels_change_neither_nll_nor_score() -> None:
+    targets = torch.randint(0, 5, (3, 6, 4))
+    targets[0, :2] = targets[2, 5, 3] = -100
+    logits = torch.randn(3, 5, 6, 4)
+    others = torch.where((targets == -100)[:, None], 100 * torch.randn(3, 5, 6, 4), logits)
+    assert not torch.equal(others, logits)
+    for likelihood in (Classification(), Classification(class_weights=[1, 2, 3, 4, 5])):
+        assert torch.equal(likelihood.nll(others, targets), likelihood.nll(logits, targets))
+        found, expected = (likelihood.predictive_nll([x, x], targets) for x in (others, logits))
+        torch.testing.assert_close(found, expected)
+        assert likelihood.score([others], targets) == likelihood.score([logits], targets)
+
+
+def test_class_weights_multiply_each_output_by_the_weight_of_its_target() -> None:
+    logits, targets = torch.randn(3, 4, 5, 2), torch.randint(0, 4, (3, 5, 2))
+    weights = [0.5, 1, 2.5, 0]
+    each = F.cross_entropy(logits, targets, reduction="none")
+    expected = (torch.tensor(weights)[targets] * each).sum() / 3
+    torch.testing.assert_close(Classification(class_weights=weights).nll(logits, targets), expected)
+
+
+def test_class_weights_of_mean_one_keep_the_nll_of_an_ignorant_network() -> None:
+    targets = torch.tensor([[0, 0, 0], [0, 1, -100]])
+    logits = torch.zeros(2, 2, 3)
+    # Four outputs of class 0 and one of class 1: (4 * 0.75 + 2) / 5 = 1.
+    weighted = Classification(class_weights=[0.75, 2.0]).nll(logits, targets)
+    torch.testing.assert_close(weighted, Classification().nll(logits, targets))
+
+
+def test_as_likelihood_reads_a_table() -> None:
+    found = as_likelihood({"name": "classification", "class_weights": [1, 2]}, None)
+    assert isinstance(found, Classification)
+    assert found.class_weights is not None
+    assert found.class_weights.tolist() == [1.0, 2.0]
+    regression = as_likelihood({"name": "regression", "noise": 0.5}, None)
+    assert isinstance(regression, GaussianRegression)
+    assert regression.noise == 0.5
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ({"name": "clasification"}, LookupError, "Did you mean 'classification'"),
+        ({"class_weights": [1.0]}, LookupError, "unknown likelihood 'None'"),
+        ({"name": "classification", "weights": [1.0]}, TypeError, "Did you mean 'class_weights'"),
+        ({"name": "classification", "class_weights": "balanced"}, ValueError, "got 'balanced'"),
+        ({"name": "classification", "class_weights": [1.0, -1.0]}, ValueError, "numbers >= 0"),
+        ({"name": "classification", "class_weights": [[1.0]]}, ValueError, "one per class"),
+        ({"name": "classification", "class_weights": [math.nan]}, ValueError, "numbers >= 0"),
+    ],
+)
+def test_mistakes_in_a_table_are_named(
+    table: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        as_likelihood(table, None)

@@ -78,8 +78,11 @@ def _mixed(pixels: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
 
 def _coded_at_half_resolution(pixels: Tensor, steps: Tensor) -> Tensor:
     height, width = pixels.shape[2:]
-    even = F.pad(pixels, (0, width % 2, 0, height % 2), mode="replicate")
-    small = _coded(F.avg_pool2d(even, 2).round(), steps)
+    full = F.pad(pixels, (0, -width % (2 * BLOCK), 0, height % 2), mode="replicate")
+    # Halves go down and up in turn along a row, as in libjpeg: no drift, and no draw.
+    bias = torch.tensor((0.25, 0.5)).repeat(full.shape[3] // 4).to(pixels)
+    small = _coded((F.avg_pool2d(full, 2) + bias).floor(), steps)
+    small = small[..., : (width + 1) // 2]
     large = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
     return large[..., :height, :width].round()
 
@@ -91,7 +94,9 @@ def _coded(pixels: Tensor, steps: Tensor) -> Tensor:
     blocks = full.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)
     cosines, steps = _cosines().to(pixels), steps.to(pixels)
     coefficients = cosines @ (blocks - MIDDLE_GREY) @ cosines.T
-    coefficients = (coefficients / steps).round_() * steps
+    # To whole eighths first, then halves away from 0, as libjpeg does: constant blocks have them.
+    coefficients = (8.0 * coefficients).round_() / 8.0
+    coefficients = coefficients.sign() * (coefficients.abs() / steps + 0.5).floor_() * steps
     blocks = cosines.T @ coefficients @ cosines + MIDDLE_GREY
     full = blocks.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return full[..., :height, :width].round().clamp_(0.0, BRIGHTEST_PIXEL)

@@ -25,6 +25,7 @@ from bayesify.evaluation.scores import (
     negative_log_likelihood,
     selective_accuracy,
 )
+from bayesify.evaluation.segmentation import mean_iou
 from bayesify.prediction.predictive import (
     ClassificationPredictive,
     Predictive,
@@ -85,6 +86,12 @@ def confidence_set_accuracy(predictive: ClassificationPredictive, targets: Tenso
 def confidence_set_size(predictive: ClassificationPredictive, targets: Tensor) -> float:
     """Return the share of examples on which every sample agrees."""
     return confidence_sets(predictive, targets)[0].size
+
+
+@metric("mean_iou", tasks=("classification",), higher_is_better=True)
+def mean_iou_of_classes(predictive: ClassificationPredictive, targets: Tensor) -> float:
+    """Return the mean over classes of intersection over union; for a class at every pixel."""
+    return mean_iou(predictive.classes, targets, predictive.probs.shape[1])
 
 
 metric("rmse", tasks=("regression",), higher_is_better=False)(rmse)

@@ -21,6 +21,7 @@ from bayesify.models.preact_resnet import (
 )
 from bayesify.models.residual import ResNet, cifar_resnet, resnet_18, resnet_20, resnet_56
 from bayesify.models.text import TextTransformer
+from bayesify.models.unet import UNet
 from bayesify.models.vgg import VGG, vgg_11, vgg_13, vgg_16, vgg_19
 from bayesify.models.volume_encoder import VolumeEncoder
 
@@ -33,6 +34,7 @@ __all__ = [
     "PreActResNet",
     "ResNet",
     "TextTransformer",
+    "UNet",
     "VolumeEncoder",
     "build_model",
     "cifar_resnet",

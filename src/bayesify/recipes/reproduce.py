@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 # Filed under their kinds.
+import bayesify.recipes.measure_confidence  # noqa: F401
+import bayesify.recipes.measure_pruning  # noqa: F401
+import bayesify.recipes.measure_regression  # noqa: F401
+import bayesify.recipes.measure_uncertainty  # noqa: F401
 from bayesify.recipes.measure import measures
 from bayesify.recipes.provenance import provenance
 from bayesify.recipes.run import run_recipe

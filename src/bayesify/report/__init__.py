@@ -22,6 +22,7 @@ from bayesify.report.figures import (
 from bayesify.report.json_value import ResultError
 from bayesify.report.page import Report, write_report
 from bayesify.report.results import Cell, CellGroup, Results, Study, read_results
+from bayesify.report.segmentation import Scene, segmentation_figure
 
 __all__ = [
     "Cell",
@@ -32,6 +33,7 @@ __all__ = [
     "Report",
     "ResultError",
     "Results",
+    "Scene",
     "Study",
     "confidence_figure",
     "demo_figure",
@@ -44,6 +46,7 @@ __all__ = [
     "regression_figure",
     "reliability_figure",
     "reliability_panels_figure",
+    "segmentation_figure",
     "set_spread_figure",
     "sparsity_figure",
     "write_report",

@@ -6,9 +6,10 @@ targets); a batch's is the mean over its examples. That is the scale on which KL
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -73,7 +74,12 @@ class Classification(Likelihood):
         class_axis: Axis of the classes in the output: 1 as in `cross_entropy`, or -1 as in
             language models; None finds it from the shape of the targets.
         ignore_index: Target value of outputs that do not count (unlabelled pixels, padding).
-        class_weights: Weight of each class's examples, for unbalanced data.
+        class_weights: Factor on -log p of the outputs whose target is each class, for unbalanced
+            data. They are used as they are: an example's nll is the weighted sum over its outputs,
+            not divided by the sum of the weights. Weights of mean 1 over the training outputs
+            leave as much nll as there is without them, so that KL / N keeps its meaning; larger
+            ones would act like more data. `bayesify.data.median_frequency_weights` makes such
+            weights. Scores and metrics count every output once.
     """
 
     task = "classification"
@@ -85,12 +91,12 @@ class Classification(Likelihood):
         self,
         class_axis: int | None = None,
         ignore_index: int = -100,
-        class_weights: list[float] | None = None,
+        class_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        weights = None if class_weights is None else _weights(class_weights)
         self.class_axis = class_axis
         self.ignore_index = ignore_index
-        weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
 
     def nll(self, output: Any, targets: Tensor) -> Tensor:
@@ -274,9 +280,11 @@ class CustomLikelihood(Likelihood):
 
 
 def as_likelihood(value: Any, targets: Tensor | None) -> Likelihood:
-    """Return a likelihood from one, from a loss function, or from the type of the targets."""
+    """Return a likelihood from one, a table, a loss function, or the type of the targets."""
     if isinstance(value, Likelihood):
         return value
+    if isinstance(value, Mapping):
+        return likelihood_from_dict(value)
     if value == "classification":
         return Classification()
     if value == "regression":
@@ -286,18 +294,32 @@ def as_likelihood(value: Any, targets: Tensor | None) -> Likelihood:
     if value is None and targets is not None:
         return GaussianRegression() if targets.is_floating_point() else Classification()
     raise TypeError(
-        "likelihood must be 'classification', 'regression', a Likelihood or a function "
-        f"(output, targets) -> loss, got {value!r}"
+        "likelihood must be 'classification', 'regression', a table of its name and options, a "
+        f"Likelihood or a function (output, targets) -> loss, got {value!r}"
     )
 
 
-def likelihood_from_dict(fields: dict[str, Any]) -> Likelihood:
-    """Return the likelihood that `to_dict` wrote."""
-    kinds = {"classification": Classification, "gaussian_regression": GaussianRegression}
+def likelihood_from_dict(fields: Mapping[str, Any]) -> Likelihood:
+    """Return the likelihood that `to_dict` wrote, or that a table of a recipe describes.
+
+    Args:
+        fields: "name", as in `{"name": "classification", "class_weights": [0.5, 2.0]}`, and the
+            arguments of its class.
+    """
+    kinds = {
+        "classification": Classification,
+        "regression": GaussianRegression,
+        "gaussian_regression": GaussianRegression,
+    }
+    name = fields.get("name")
+    if name not in kinds:
+        raise LookupError(unknown("likelihood", str(name), kinds))
     options = {key: value for key, value in fields.items() if key != "name"}
-    if fields["name"] not in kinds:
-        raise LookupError(unknown("likelihood", fields["name"], kinds))
-    return kinds[fields["name"]](**options)
+    known = inspect.signature(kinds[name]).parameters
+    for option in options:
+        if option not in known:
+            raise TypeError(unknown(f"option of the likelihood {name!r}", option, known))
+    return kinds[name](**options)
 
 
 def match_shape(targets: Tensor, output: Tensor) -> Tensor:
@@ -332,3 +354,14 @@ def _gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+
+
+def _weights(values: Sequence[float]) -> Tensor:
+    message = f"class_weights must be a list of numbers >= 0, one per class, got {values!r}"
+    try:
+        weights = torch.tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(message) from error
+    if weights.ndim != 1 or not (weights.isfinite() & (weights >= 0)).all():
+        raise ValueError(message)
+    return weights

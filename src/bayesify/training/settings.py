@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -18,6 +18,7 @@ from bayesify.registry import unknown
 from bayesify.training.likelihood import Likelihood
 from bayesify.training.schedule import ScheduleChoice
 
+LikelihoodChoice = Likelihood | Mapping[str, Any] | str | Callable[[Any, Tensor], Tensor]
 OptimizerChoice = str | Callable[[Iterable[Any]], Optimizer]
 
 
@@ -27,8 +28,9 @@ class FitSettings:
 
     Attributes:
         epochs: Passes over the training data.
-        likelihood: What outputs mean: "classification", "regression", a `Likelihood`, or a loss
-            function. None decides by the type of the targets.
+        likelihood: What outputs mean: "classification", "regression", a table of such a name and
+            its options, a `Likelihood`, or a loss function. None decides by the type of the
+            targets.
         num_data: Number of training examples, the N in KL / N; None asks the loader's data set.
         beta: Weight of the KL: a number, the name of a schedule, a table of its name and options,
             or a function of progress.
@@ -64,7 +66,7 @@ class FitSettings:
     """
 
     epochs: int
-    likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None = None
+    likelihood: LikelihoodChoice | None = None
     num_data: float | None = None
     beta: ScheduleChoice = 1.0
     num_samples: int = 1
@@ -126,7 +128,7 @@ class FitSettings:
 class FitOptions(TypedDict, total=False):
     """The fields of `FitSettings` other than `epochs`, as keywords of `fit`."""
 
-    likelihood: Likelihood | str | Callable[[Any, Tensor], Tensor] | None
+    likelihood: LikelihoodChoice | None
     num_data: float | None
     beta: ScheduleChoice
     num_samples: int
