@@ -81,6 +81,7 @@ class Watched(bf.SparseSubspace):
     seen: ClassVar[dict[str, Any]] = {}
 
     def after_step(self, model: nn.Module, update: Update) -> None:
+        """Note the overlaps at three of the moves, then go on."""
         last = math.ceil(self.end * cast(int, update.num_steps)) - 1
         last -= last % self.interval
         middle = last // 2 - (last // 2) % self.interval

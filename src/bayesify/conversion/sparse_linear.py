@@ -110,7 +110,8 @@ def _pointers(sorted_rows: Tensor, count: int) -> Tensor:
 
 def _matrix(pointers: tuple[Tensor, Tensor], values: Tensor, shape: tuple[int, int]) -> Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        for known in ("Sparse CSR tensor support is in beta", "Sparse invariant checks are"):
+            warnings.filterwarnings("ignore", message=known)
         return torch.sparse_csr_tensor(*pointers, values, shape, check_invariants=False)
 
 

@@ -159,7 +159,7 @@ def _weights(model: nn.Module) -> dict[str, int]:
 
 def _files(parts: Parts, chosen: UncertaintyOptions) -> dict[str, Any]:
     """Return the size of the file, in float32 and bfloat16, of a dense one, and what is lost."""
-    model = copy.deepcopy(parts.model).to("cpu", memory_format=torch.contiguous_format)
+    model = copy.deepcopy(parts.model).cpu()
     name, options = parts.recipe.model["name"], parts.recipe.options("model")
     dense = convert(models[name](**options), MeanField())
     found: dict[str, Any] = {}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 # Filed under their kinds.
-import bayesify.recipes.measure_confidence  # noqa: F401
-import bayesify.recipes.measure_pruning  # noqa: F401
-import bayesify.recipes.measure_regression  # noqa: F401
+import bayesify.recipes.measure_confidence
+import bayesify.recipes.measure_pruning
+import bayesify.recipes.measure_regression
 import bayesify.recipes.measure_uncertainty  # noqa: F401
 from bayesify.recipes.measure import measures
 from bayesify.recipes.provenance import provenance
