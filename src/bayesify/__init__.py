@@ -43,9 +43,11 @@ from bayesify.methods import (
     MCDropout,
     MeanField,
     MonteCarloKL,
+    PartialBayes,
     RigL,
     SparseSubspace,
     VariationalDropout,
+    sensitivity,
 )
 from bayesify.evaluation import evaluate, Evaluation
 from bayesify.compression import compress, sparsity
@@ -69,6 +71,7 @@ __all__ = [
     "MeanField",
     "Method",
     "MonteCarloKL",
+    "PartialBayes",
     "Predictive",
     "RigL",
     "SparseSubspace",
@@ -90,6 +93,7 @@ __all__ = [
     "refresh_norms",
     "revert",
     "save",
+    "sensitivity",
     "sparsity",
     "summary",
 ]

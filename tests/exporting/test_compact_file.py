@@ -85,7 +85,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     tensors, description = read_archive(path, "model")
     tensors["0.weight.index"] = tensors["0.weight.index"] + 10_000
     write_archive(path, "model", tensors, description)
-    with pytest.raises(bf.ArchiveError, match=r"0\.weight: its index reaches beyond its 2400"):
+    with pytest.raises(bf.ArchiveError, match=r"0\.weight: its positions reach beyond its 2400"):
         bf.load(path, architecture())
     tensors["0.weight.index"] = torch.zeros(1, dtype=torch.int32)
     write_archive(path, "model", tensors, description)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -57,6 +57,16 @@ class Method(ABC):
     @abstractmethod
     def prepare_(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Carry out a plan on a model and return it (or the module that takes its place)."""
+
+    def for_data(self, data: Iterable[Any] | None) -> Method:
+        """Return the method, ready to look at training data while it converts a model.
+
+        Args:
+            data: A loader of training examples; None where a model is only made to be looked at,
+                or to be filled from a file, and nothing should be asked of any data.
+        """
+        del data
+        return self
 
     def nll(
         self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]

@@ -82,6 +82,28 @@ def without_scales(posterior: Posterior) -> Posterior:
     return with_state(posterior, posterior.shape, values, posterior.index, none)
 
 
+def partly_random(posterior: Posterior, is_random: Tensor) -> Posterior:
+    """Return the posterior with the same means, and scales at some of its entries only.
+
+    Args:
+        posterior: A posterior in which every existing entry is random, with a scale of its own.
+        is_random: Whether each existing entry stays random, in the order they are stored.
+    """
+    if is_random.shape != (posterior.num_live,) or is_random.dtype != torch.bool:
+        raise ValueError(
+            f"is_random must be one boolean for each of the {posterior.num_live} existing entries, "
+            f"got {is_random.dtype} of shape {tuple(is_random.shape)}"
+        )
+    if bool(is_random.all()):
+        return copy.deepcopy(posterior)
+    first, *others = posterior.family.parameter_names
+    entries = is_random if posterior.random_index is None else is_random[posterior.random_index]
+    values = {first: _parameter(posterior, first)}
+    values |= {name: _parameter(posterior, name).flatten()[entries] for name in others}
+    where = is_random.nonzero()[:, 0]
+    return with_state(posterior, posterior.shape, values, posterior.index, where)
+
+
 def without_units(posterior: Posterior, axis: int, units: Tensor) -> Posterior:
     """Return the posterior of the tensor that holds only these `units` of one axis.
 

@@ -237,6 +237,8 @@ class Posterior(nn.Module):
         if random_index is None:
             return mean
         location = self._location.flatten()
+        if mean is parameters[self.family.parameter_names[0]]:
+            return location  # the location is the mean, random or not
         return location.index_copy(0, random_index.long(), mean.to(location.dtype))
 
     def _live_variance(self, parameters: Parameters) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, cast
@@ -209,7 +210,7 @@ def _for_file(
     if key.rpartition(".")[2] not in _POSITIONS or total >= 2**31:
         return key, value
     is_ascending = bool((value.diff() > 0).all())
-    if key.endswith(".index") and is_ascending and total < 32 * value.numel():
+    if is_ascending and total < 32 * value.numel():
         # One bit for every entry is less than four bytes for each that is there.
         stays = np.zeros(total, dtype=bool)
         stays[value.cpu().numpy()] = True
@@ -220,11 +221,11 @@ def _for_file(
 
 def _as_positions(tensors: dict[str, Tensor], name: str, total: int) -> None:
     """Bring the positions a file has of one posterior to what torch indexes with."""
-    bits = tensors.pop(f"{name}.index{_BITS}", None)
-    if bits is not None:
-        stays = np.unpackbits(bits.numpy(), count=total)
-        tensors[f"{name}.index"] = torch.from_numpy(np.flatnonzero(stays))
     for key in (f"{name}.{suffix}" for suffix in _POSITIONS):
+        bits = tensors.pop(f"{key}{_BITS}", None)
+        if bits is not None:
+            stays = np.unpackbits(bits.numpy(), count=total)
+            tensors[key] = torch.from_numpy(np.flatnonzero(stays))
         if key in tensors:
             tensors[key] = tensors[key].to(torch.int64)
 
@@ -237,30 +238,38 @@ def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor])
             _as_positions(tensors, path_of_it, site.shape.numel())
         device = next(site.parameters()).device
         index = tensors.get(f"{name}.index")
-        if index is None:
+        random_index = tensors.get(f"{name}.random_index")
+        if index is None and random_index is None:
             continue
         values = {key: tensors.get(f"{name}.{key}") for key in site.family.parameter_names}
-        random_index = tensors.get(f"{name}.random_index")
-        problem = _sparse_problem(site, index, values, random_index)
+        problem = _part_problem(site, index, values, random_index)
         if problem:
-            raise ArchiveError(f"{path} holds no sparse posterior of {name}: {problem}")
+            raise ArchiveError(f"{path} holds no posterior of {name}: {problem}")
         state = {key: cast(Tensor, value).to(device) for key, value in values.items()}
         where = (None if part is None else part.to(device) for part in (index, random_index))
         smaller[site] = with_state(site, site.shape, state, *where)
     replace_posteriors_(model, smaller)
 
 
-def _sparse_problem(
-    site: Posterior, index: Tensor, values: dict[str, Tensor | None], random_index: Tensor | None
+def _part_problem(
+    site: Posterior,
+    index: Tensor | None,
+    values: dict[str, Tensor | None],
+    random_index: Tensor | None,
 ) -> str | None:
     total = site.shape.numel()
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < total):
-        return f"its index reaches beyond its {total} entries"
-    num_random = index.numel() if random_index is None else random_index.numel()
-    counts = [index.numel()] + [num_random] * (len(values) - 1)
-    for (name, value), count in zip(values.items(), counts, strict=True):
-        if value is None or value.shape != (count,):
-            return f"expected {count} numbers of {name}"
+    num_live = total if index is None else index.numel()
+    for positions, limit in ((index, total), (random_index, num_live)):
+        if positions is None or not positions.numel():
+            continue
+        if int(positions.min()) < 0 or int(positions.max()) >= limit:
+            return f"its positions reach beyond its {limit} entries"
+    num_random = num_live if random_index is None else random_index.numel()
+    shapes = [tuple(site.shape) if index is None else (num_live,)]
+    shapes += [(num_random,)] * (len(values) - 1)
+    for (name, value), shape in zip(values.items(), shapes, strict=True):
+        if value is None or value.shape != shape:
+            return f"expected {math.prod(shape)} numbers of {name}"
     return None
 
 

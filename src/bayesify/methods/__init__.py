@@ -5,7 +5,9 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.monte_carlo_kl import MonteCarloKL
+from bayesify.methods.partial_bayes import PartialBayes
 from bayesify.methods.rigl import RigL
+from bayesify.methods.sensitivity import sensitivity
 from bayesify.methods.sparse_subspace import SparseSubspace
 from bayesify.methods.variational_dropout import VariationalDropout
 
@@ -15,7 +17,9 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "MonteCarloKL",
+    "PartialBayes",
     "RigL",
     "SparseSubspace",
     "VariationalDropout",
+    "sensitivity",
 ]

@@ -99,7 +99,7 @@ def predict_batches(
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
     with _evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
-        for batch in _shown(data, progress):
+        for batch in shown(data, "predicting", progress):
             inputs, targets = split_batch(to_device(batch, device))
             inputs = map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
             accumulator = _accumulator(meaning)
@@ -217,10 +217,17 @@ def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _shown(data: Iterable[Any], progress: bool | None) -> Iterable[Any]:
+def shown(data: Iterable[Any], doing: str, progress: bool | None) -> Iterable[Any]:
+    """Return the batches of a loader, with a bar that says what is done with them.
+
+    Args:
+        data: A loader.
+        doing: What the bar says.
+        progress: Whether to show it; None shows it in a terminal.
+    """
     if not (sys.stderr.isatty() if progress is None else progress):
         return data
     from rich.console import Console
     from rich.progress import track
 
-    return track(data, "predicting", console=Console(stderr=True), transient=True)
+    return track(data, doing, console=Console(stderr=True), transient=True)

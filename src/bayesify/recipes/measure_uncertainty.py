@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +46,8 @@ class UncertaintyOptions:
         by: How draws are made.
         batch_size: Examples per pass; None takes as many as a training step had.
         ood: Data sets of strangers (their test parts), or variants of the own test set.
-        corruptions: Ways to spoil the test images; "standard" stands for the usual fifteen.
+        corruptions: Ways to spoil the test images, or one; "standard" stands for the usual
+            fifteen.
         severities: How badly, from 1 to 5.
         num_corrupted: How many test examples are spoiled; None for all.
         keep: Shares of the weights to keep when the trained network is pruned by |mean| / std.
@@ -96,7 +98,8 @@ def _predicted(
             model,
             loader(data, chosen.batch_size or parts.recipe.data["batch_size"]),
             num_samples=chosen.num_samples,
-            by=chosen.by if posteriors(model) else None,
+            # Where nothing is random there is one way to predict only.
+            by=chosen.by if any(site.num_random for site in posteriors(model)) else None,
             seed=parts.recipe.seed,
         ).to("cpu")
     assert isinstance(found, ClassificationPredictive)
@@ -116,7 +119,7 @@ def _scores(found: ClassificationPredictive, data: TensorData) -> dict[str, floa
 
 def _detected(
     parts: Parts, own: ClassificationPredictive, name: str, chosen: UncertaintyOptions
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     data = parts.data.test
     if name in ood_variants:
         strange = make_ood(data.to("cpu"), name, seed=parts.recipe.seed)
@@ -124,11 +127,18 @@ def _detected(
         others = load_dataset(name, parts.recipe.data.get("root")).test
         strange = fitted(others, parts.data.input_shape).with_transform(data.transform)
     strange = strange.to(data.inputs.device)
-    return detect(own, _predicted(parts, parts.model, strange, chosen))
+    found = detect(own, _predicted(parts, parts.model, strange, chosen))
+    # A network that diverged has no such measures, and JSON no word for them.
+    return {
+        score: {name: value if math.isfinite(value) else None for name, value in each.items()}
+        for score, each in found.items()
+    }
 
 
 def _corrupted(parts: Parts, chosen: UncertaintyOptions) -> dict[str, list[dict[str, float]]]:
-    names = STANDARD if chosen.corruptions == "standard" else chosen.corruptions
+    names = chosen.corruptions
+    if isinstance(names, str):
+        names = STANDARD if names == "standard" else (names,)
     data = parts.data.test
     if chosen.num_corrupted is not None:
         data = data.select(torch.arange(min(chosen.num_corrupted, len(data))))

@@ -56,12 +56,15 @@ def build(recipe: Recipe) -> Parts:
     if choices["validation"]:
         train, held_out = split(data.train, choices["validation"], seed=recipe.seed)
         validation = loader(held_out, choices["batch_size"])
+    batches = loader(train, choices["batch_size"], shuffle=True)
+    method = recipe.make_method()
     return Parts(
         recipe=recipe,
         data=data,
-        train=loader(train, choices["batch_size"], shuffle=True),
+        train=batches,
         validation=validation,
-        model=convert(_network(recipe), recipe.make_method()),
+        # Data tell nothing about a network that is yet to be trained.
+        model=convert(_network(recipe), method.for_data(None if recipe.warm_start else batches)),
     )
 
 
@@ -139,7 +142,7 @@ def run_recipe(
     if parts.recipe.warm_start:
         loaders = (parts.train, parts.validation)
         network = warm_started(parts.recipe, _network(parts.recipe), loaders, run, resume=resume)
-        model = convert(network, parts.recipe.make_method())
+        model = convert(network, parts.recipe.make_method().for_data(parts.train))
         parts = replace(parts, model=model, plain=network)
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
     history = fit(parts.model, parts.train, parts.validation, **settings)

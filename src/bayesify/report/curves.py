@@ -164,6 +164,32 @@ def set_spread_figure(curves: Curves) -> Figure:
     return figure
 
 
+def scores_figure(
+    rows: Rows[Sequence[Line]], across: str, ticks: Sequence[float], *, is_log: bool = False
+) -> Figure:
+    """Draw scores against a number that cells or data differ in, one panel per score.
+
+    Args:
+        rows: Curves by the name of the score, in rows by the name that stands above the row.
+        across: What stands below the horizontal axis.
+        ticks: Where the numbers lie.
+        is_log: Whether the horizontal axis is logarithmic.
+    """
+    from matplotlib.ticker import NullLocator
+
+    figure, places = panels(rows, height=2.8)
+    for place in places:
+        _draw_lines(place.axes, place.content, most_markers=_MOST_MARKERS)
+        place.axes.set_xscale("log" if is_log else "linear")
+        place.axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+        place.axes.xaxis.set_minor_locator(NullLocator())
+        place.axes.set_xlabel(plain(across))
+    every = [place.axes for place in places]
+    _share_widths(every)
+    _legend(figure, every, [place.content for place in places])
+    return figure
+
+
 def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
     ticks = sorted(set(levels))
     if len(ticks) <= _MOST_MARKERS:

@@ -118,6 +118,35 @@ class ConfidenceMeasurement:
 
 
 @dataclass(frozen=True)
+class UncertaintyMeasurement:
+    """A classifier on its own data, on spoiled ones and on strangers, and what it costs.
+
+    Attributes:
+        scores: Accuracy, nll and the like on the whole test set.
+        num_samples: Draws that a prediction was averaged over.
+        ood: Measures of how well strangers are told apart, by their set, then by the score.
+        corrupted: Scores on spoiled images, by what was done to them, then by severity.
+        pruned: Scores after pruning, by the share of the weights that was kept.
+        mean_std: Mean standard deviation of a weight, or None.
+        num_weights: How many weights there are: all, live and random.
+        file_ratios: Size of the file by number format, as a fraction of a dense one's, or None.
+        rounded: Scores of the model as it comes back from a file in bfloat16, or None.
+        flops: Multiplications and additions of inference and training, and of dense ones, or None.
+    """
+
+    scores: Scores
+    num_samples: int
+    ood: Mapping[str, Mapping[str, Scores]]
+    corrupted: Mapping[str, Mapping[int, Scores]]
+    pruned: Mapping[float, Scores]
+    mean_std: float | None
+    num_weights: Scores
+    file_ratios: Scores | None
+    rounded: Scores | None
+    flops: Scores | None
+
+
+@dataclass(frozen=True)
 class SpeedRow:
     """The time of one layer in one mode, beside the paper's where it has one.
 
@@ -164,6 +193,7 @@ Measurement = (
     PruningMeasurement
     | RegressionMeasurement
     | ConfidenceMeasurement
+    | UncertaintyMeasurement
     | SpeedMeasurement
     | OtherMeasurement
 )
@@ -177,6 +207,8 @@ def read_measurement(kind: str, measured: JsonValue) -> Measurement:
         return _regression_measurement(measured)
     if kind == "confidence":
         return _confidence_measurement(measured)
+    if kind == "uncertainty":
+        return _uncertainty_measurement(measured)
     if kind == "speed":
         return SpeedMeasurement(tuple(map(_speed_row, measured.field("rows").items())))
     measured.fields()
@@ -262,6 +294,36 @@ def _confidence_measurement(measured: JsonValue) -> ConfidenceMeasurement:
     )
 
 
+def _uncertainty_measurement(measured: JsonValue) -> UncertaintyMeasurement:
+    files = measured.optional("files")
+    pruned = measured.optional("pruned")
+    return UncertaintyMeasurement(
+        scores=measured.field("scores").numbers_by_key(),
+        num_samples=measured.field("num_samples").whole(),
+        ood={
+            name: {score: each.numbers_by_key() for score, each in found.fields().items()}
+            for name, found in _optional_fields(measured, "ood").items()
+        },
+        corrupted={
+            name: {each.field("severity").whole(): each.numbers_by_key() for each in found.items()}
+            for name, found in _optional_fields(measured, "corrupted").items()
+        },
+        pruned={
+            each.field("keep").number(): each.field("scores").numbers_by_key()
+            for each in (() if pruned is None else pruned.items())
+        },
+        mean_std=_optional_number(measured, "mean_std"),
+        num_weights=measured.field("weights").numbers_by_key(),
+        file_ratios=None if files is None else _file_ratios(files),
+        rounded=None if files is None else files.field("bfloat16_scores").numbers_by_key(),
+        flops=_optional_scores(measured, "flops"),
+    )
+
+
+def _file_ratios(files: JsonValue) -> Scores:
+    return {name: files.field(f"{name}_ratio").number() for name in ("float32", "bfloat16")}
+
+
 def _speed_row(value: JsonValue) -> SpeedRow:
     how, timed, optimizer = (value.optional(key) for key in ("how", "pass", "optimizer"))
     return SpeedRow(
@@ -288,6 +350,11 @@ def _columns(value: JsonValue, names: tuple[str, ...]) -> list[tuple[float, ...]
 def _optional_number(value: JsonValue, key: str) -> float | None:
     found = value.optional(key)
     return None if found is None else found.number()
+
+
+def _optional_fields(value: JsonValue, key: str) -> Mapping[str, JsonValue]:
+    found = value.optional(key)
+    return {} if found is None else found.fields()
 
 
 def _optional_scores(value: JsonValue, key: str) -> Scores | None:

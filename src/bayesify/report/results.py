@@ -222,7 +222,13 @@ def _labels(value: JsonValue) -> dict[str, str]:
     for name in names:
         if isinstance(fields[name].value, (dict, list)):
             raise fields[name].problem("a string or a number")
-    return {name: str(fields[name].value) for name in names}
+    return {name: _with_dot(str(fields[name].value)) for name in names}
+
+
+def _with_dot(text: str) -> str:
+    # A choice is a key of a TOML table, where a dot has a meaning of its own: 0001 is 0.001.
+    is_short = len(text) > 1 and text.startswith("0") and text.isdecimal()
+    return f"0.{text[1:]}" if is_short else text
 
 
 def _object(value: JsonValue) -> dict[str, Any]:

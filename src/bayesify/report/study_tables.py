@@ -23,6 +23,7 @@ from bayesify.report.tables import (
     study_notes,
     word,
 )
+from bayesify.report.uncertainty_tables import uncertainty_tables
 
 # The layer that others are held against.
 _PLAIN_LAYER = "nn.Linear"
@@ -36,6 +37,8 @@ def study_tables(study: Study) -> tuple[Table, ...]:
         return (regression_table(study),)
     if study.kind == "confidence":
         return confidence_tables(study)
+    if study.kind == "uncertainty":
+        return uncertainty_tables(study)
     if study.kind == "speed":
         return tuple(speed_table(study, group) for group in study.groups)
     return (scalar_table(study),)
