@@ -34,6 +34,7 @@ class MLP(nn.Module):
         activation: Name of the activation after each hidden layer, one of `ACTIVATIONS`.
         dropout: Probability of dropping a hidden unit. At 0 there are no dropout modules; the
             names in the state dict are the same with and without them.
+        batch_norm: Whether each hidden layer is followed by a batch norm, before its activation.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class MLP(nn.Module):
         out_features: int = 10,
         activation: str = "relu",
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         check_positive(in_features=in_features, out_features=out_features)
@@ -51,8 +53,9 @@ class MLP(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(unknown("activation", activation, ACTIVATIONS))
         self.in_features = in_features
+        widths = [in_features, *hidden]
         self.layers = nn.Sequential(
-            _named_layers([in_features, *hidden], out_features, ACTIVATIONS[activation], dropout)
+            _named_layers(widths, out_features, ACTIVATIONS[activation], dropout, batch_norm)
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -78,10 +81,13 @@ def _named_layers(
     out_features: int,
     activation: Callable[[], nn.Module],
     dropout: float,
+    batch_norm: bool,
 ) -> OrderedDict[str, nn.Module]:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (before, after) in enumerate(pairwise(widths), start=1):
         layers[f"hidden_{index}"] = nn.Linear(before, after)
+        if batch_norm:
+            layers[f"norm_{index}"] = nn.BatchNorm1d(after)
         layers[f"activation_{index}"] = activation()
         if dropout > 0.0:
             layers[f"dropout_{index}"] = nn.Dropout(dropout)

@@ -18,15 +18,18 @@ DENSE_WIDTH = 500
 SMALLEST_IMAGE = 16
 
 
-def lenet_300_100(in_features: int = 784, num_classes: int = 10, dropout: float = 0.0) -> MLP:
+def lenet_300_100(
+    in_features: int = 784, num_classes: int = 10, dropout: float = 0.0, batch_norm: bool = False
+) -> MLP:
     """Return LeNet-300-100: two hidden ReLU layers of 300 and 100 units (266,610 weights).
 
     Args:
         in_features: Number of values of one input, after flattening.
         num_classes: Number of outputs.
         dropout: Probability of dropping a hidden unit; 0 adds no dropout modules.
+        batch_norm: Whether each hidden layer is followed by a batch norm.
     """
-    return MLP(in_features, (300, 100), num_classes, activation="relu", dropout=dropout)
+    return MLP(in_features, (300, 100), num_classes, "relu", dropout, batch_norm)
 
 
 class LeNet5(nn.Module):

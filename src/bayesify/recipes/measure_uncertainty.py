@@ -20,6 +20,7 @@ from bayesify.conversion.posterior import posteriors
 from bayesify.data import TensorData, load_dataset, loader
 from bayesify.data.corruption import STANDARD, corrupted
 from bayesify.data.fitted import fitted
+from bayesify.data.rotated import rotated
 from bayesify.evaluation.detection import detect
 from bayesify.evaluation.evaluate import summarise
 from bayesify.exporting import load, save
@@ -34,6 +35,7 @@ from bayesify.recipes.run import Parts
 from bayesify.types import device_of
 
 _SCORES = ("accuracy", "nll", "brier", "ece", "marginal_calibration_error")
+_INITIAL_STD = 0.01
 _STORED = {"dense": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -50,6 +52,7 @@ class UncertaintyOptions:
             fifteen.
         severities: How badly, from 1 to 5.
         num_corrupted: How many test examples are spoiled; None for all.
+        rotations: Degrees by which to turn the test images.
         keep: Shares of the weights to keep when the trained network is pruned by |mean| / std.
         files: Whether to measure the files of the model, and what bfloat16 changes.
         flops: Whether to count multiplications.
@@ -62,6 +65,7 @@ class UncertaintyOptions:
     corruptions: Sequence[str] | str = ()
     severities: Sequence[int] = (1, 2, 3, 4, 5)
     num_corrupted: int | None = None
+    rotations: Sequence[float] = ()
     keep: Sequence[float] = ()
     files: bool = False
     flops: bool = False
@@ -78,6 +82,7 @@ def measure_uncertainty(parts: Parts, options: Mapping[str, Any]) -> dict[str, A
         "num_samples": own.num_samples,
         "ood": {name: _detected(parts, own, name, chosen) for name in chosen.ood},
         "corrupted": _corrupted(parts, chosen),
+        "rotated": [_rotated(parts, angle, chosen) for angle in chosen.rotations],
         "pruned": [_pruned(parts, share, chosen) for share in chosen.keep],
         "kl": best_kl(model),
         "mean_std": mean_std(model),
@@ -152,6 +157,13 @@ def _corrupted(parts: Parts, chosen: UncertaintyOptions) -> dict[str, list[dict[
     return table
 
 
+def _rotated(parts: Parts, angle: float, chosen: UncertaintyOptions) -> dict[str, float]:
+    turned = rotated(parts.data.test, angle)
+    found = _predicted(parts, parts.model, turned, chosen)
+    entropy = float(found.entropy.mean())
+    return {"degrees": angle, **_scores(found, turned), "entropy": entropy}
+
+
 def _pruned(parts: Parts, share: float, chosen: UncertaintyOptions) -> dict[str, Any]:
     small = compress(parts.model, by="snr", keep=share, shrink=False)
     found = _predicted(parts, small, parts.data.test, chosen)
@@ -171,7 +183,8 @@ def _files(parts: Parts, chosen: UncertaintyOptions) -> dict[str, Any]:
     """Return the size of the file, in float32 and bfloat16, of a dense one, and what is lost."""
     model = copy.deepcopy(parts.model).cpu()
     name, options = parts.recipe.model["name"], parts.recipe.options("model")
-    dense = convert(models[name](**options), MeanField())
+    # A scale that followed from the drawn weights would have more digits or fewer in the file.
+    dense = convert(models[name](**options), MeanField(initial_std=_INITIAL_STD))
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
