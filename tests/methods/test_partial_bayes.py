@@ -282,7 +282,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed() -> None:
     with pytest.raises(ValueError, match="scope must be"):
         bf.PartialBayes(scope="model")
     net = network()
-    with pytest.raises(ValueError, match="data must be given to score weights by 'fisher'"):
+    with pytest.raises(ValueError, match="data must be given to score weights by 'jacobian'"):
         bf.convert(net, bf.PartialBayes(0.1))
     with pytest.raises(RuntimeError):
         bf.convert_(net, bf.PartialBayes(0.1, data=[(torch.randn(2, 7), torch.tensor([0, 1]))]))

@@ -18,6 +18,7 @@ from bayesify.data.catalogue import data_root, datasets
 from bayesify.data.dataset import DataSet, TensorData
 from bayesify.data.download import Resource, fetch
 from bayesify.data.transforms import CropAndFlip, Normalise
+from bayesify.registry import unknown
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_PIXEL_BYTES = 3 * 32 * 32
@@ -52,22 +53,37 @@ CIFAR100_ARCHIVE = Resource(
 CIFAR100_TEST = "cifar-100-binary/test.bin"
 
 
+STATISTICS = {
+    "cifar": (MEAN, STD),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
 @datasets.register("cifar10")
 def cifar10(
-    root: str | Path | None = None, *, augment: bool = False, download: bool = True
+    root: str | Path | None = None,
+    *,
+    augment: bool = False,
+    statistics: str = "cifar",
+    download: bool = True,
 ) -> DataSet:
     """Load 50,000 training and 10,000 test photographs of 32x32 pixels in ten classes.
 
     Args:
         root: Folder of the data files; they lie in `cifar-10-batches-bin` below it.
         augment: Whether training images are shifted by up to 4 pixels and mirrored at random.
+        statistics: What images are normalised by: "cifar", their own mean and standard deviation,
+            or "imagenet", which some published networks were trained with.
         download: Whether files that are missing may be fetched.
     """
+    if statistics not in STATISTICS:
+        raise ValueError(unknown("statistics", statistics, STATISTICS))
+    mean, std = STATISTICS[statistics]
     folder = data_root(root)
     _provide(CIFAR10_ARCHIVE, (*CIFAR10_TRAIN, CIFAR10_TEST), folder, download=download)
     batches = [read_records(folder / name, 1, len(CLASSES)) for name in CIFAR10_TRAIN]
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    transform = Normalise(MEAN, STD)
+    transform = Normalise(mean, std)
     return DataSet(
         name="cifar10",
         train=TensorData(images, labels, transform, CropAndFlip() if augment else None),
@@ -75,8 +91,8 @@ def cifar10(
         task="classification",
         num_classes=len(CLASSES),
         classes=CLASSES,
-        mean=MEAN,
-        std=STD,
+        mean=mean,
+        std=std,
     )
 
 

@@ -38,8 +38,8 @@ class PartialBayes(Variational):
 
     Args:
         fraction: Share of the weights that become random; 0 is the plain network, 1 is every one.
-        score: What is taken for sensitive: "fisher" (squared gradients of the examples' losses),
-            "jacobian" (squared derivatives of the outputs), "mean_abs_grad", "grad" (one batch, as
+        score: What is taken for sensitive: "jacobian" (squared derivatives of the outputs), "fisher"
+            (squared gradients of the examples' losses), "mean_abs_grad", "grad" (one batch, as
             published), "magnitude" or "random".
         scope: Whether all weights compete ("global"), or those of each tensor ("layer").
         data: A loader of training examples to score by; "magnitude" and "random" need none. `fit`
@@ -60,7 +60,7 @@ class PartialBayes(Variational):
     scale: ClassVar[Scale] = "weight"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     fraction: float = 0.01
-    score: str = "fisher"
+    score: str = "jacobian"
     scope: Literal["global", "layer"] = "global"
     data: Iterable[Any] | None = None
     num_batches: int | None = None

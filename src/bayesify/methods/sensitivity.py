@@ -176,7 +176,7 @@ class Random(Score):
 def sensitivity(
     model: nn.Module,
     data: Iterable[Any] | None = None,
-    score: str = "fisher",
+    score: str = "jacobian",
     *,
     where: Where = "everything",
     biases: bool = False,
@@ -190,8 +190,8 @@ def sensitivity(
 
     Args:
         model: A trained network, not converted.
-        data: A loader of (inputs, targets); "magnitude" and "random" need none.
-        score: "fisher", "jacobian", "mean_abs_grad", "grad", "magnitude" or "random".
+        data: A loader; "jacobian" needs inputs only, "magnitude" and "random" nothing at all.
+        score: "jacobian", "fisher", "mean_abs_grad", "grad", "magnitude" or "random".
         where: Which tensors are scored (see `bayesify.conversion.select`).
         biases: Whether biases are scored too.
         likelihood: What outputs mean, as in `fit`; None decides by the type of the targets.
