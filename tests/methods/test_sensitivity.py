@@ -160,7 +160,7 @@ def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(ValueError, match="data gave no examples"):
         bf.sensitivity(net, [])
     with pytest.raises(ValueError, match="data must yield targets"):
-        bf.sensitivity(net, [torch.randn(3, 4)])
+        bf.sensitivity(net, [torch.randn(3, 4)], "fisher")
     with pytest.raises(LookupError, match="unknown sensitivity score 'fishy'"):
         bf.sensitivity(net, [torch.randn(3, 4)], "fishy")
     # Derivatives of outputs need no targets.

@@ -66,6 +66,63 @@ CONFIDENCE = {
     "kl_estimate_std": 12.0,
     "mean_std": 0.00512,
 }
+UNCERTAINTY = {
+    "scores": {
+        "accuracy": 0.9231,
+        "nll": 0.2512,
+        "brier": 0.112,
+        "ece": 0.0123,
+        "marginal_calibration_error": 0.0101,
+    },
+    "num_samples": 5,
+    "ood": {
+        "svhn": {
+            "entropy": {"auroc": 0.95, "aupr": 0.96, "fpr95": 0.2},
+            "max_probability": {"auroc": 0.94, "aupr": 0.93, "fpr95": 0.25},
+            "mutual_information": {"auroc": 0.91, "aupr": 0.9, "fpr95": 0.3},
+        }
+    },
+    "corrupted": {
+        "fog": [
+            {"severity": 1, "accuracy": 0.9, "nll": 0.3, "ece": 0.02},
+            {"severity": 5, "accuracy": 0.6, "nll": 1.0, "ece": 0.1},
+        ],
+        "snow": [
+            {"severity": 1, "accuracy": 0.8, "nll": 0.5, "ece": 0.04},
+            {"severity": 5, "accuracy": 0.5, "nll": 2.0, "ece": 0.2},
+        ],
+    },
+    "pruned": [
+        {
+            "keep": share,
+            "scores": {
+                "accuracy": accuracy,
+                "nll": 1.5,
+                "brier": 0.4,
+                "ece": 0.05,
+                "marginal_calibration_error": 0.02,
+            },
+        }
+        for share, accuracy in ((0.05, 0.3), (0.1, 0.6))
+    ],
+    "kl": 123456.0,
+    "mean_std": 0.00512,
+    "weights": {"all": 1000, "live": 100, "random": 50},
+    "files": {
+        "dense_bytes": 8000,
+        "float32_bytes": 800,
+        "bfloat16_bytes": 500,
+        "float32_ratio": 0.1,
+        "bfloat16_ratio": 0.0625,
+        "bfloat16_scores": {"accuracy": 0.92, "nll": 0.2502},
+    },
+    "flops": {
+        "inference": 100.0,
+        "dense_inference": 1000.0,
+        "training": 360.0,
+        "dense_training": 3000.0,
+    },
+}
 SPEED = {
     "rows": [
         {
@@ -84,6 +141,7 @@ MEASURED = {
     "pruning": PRUNING,
     "regression": REGRESSION,
     "confidence": CONFIDENCE,
+    "uncertainty": UNCERTAINTY,
     "speed": SPEED,
     "gap": {"gap": 0.25},
 }

@@ -18,7 +18,12 @@ from bayesify.report import (
     reliability_panels_figure,
     sparsity_figure,
 )
-from bayesify.report.curves import confidence_figure, sample_ticks, set_spread_figure
+from bayesify.report.curves import (
+    confidence_figure,
+    sample_ticks,
+    scores_figure,
+    set_spread_figure,
+)
 from bayesify.report.measurements import Bands, RegressionMeasurement, ReliabilityBins
 
 LINE = Line("first", [1, 2, 3], [90.0, 60.0, 50.0], [5.0, 4.0, 3.0])
@@ -289,6 +294,24 @@ def test_a_spread_is_drawn_in_points_from_zero():
     (axes,) = figure.axes
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.4, 1.0])
     assert axes.get_ylim()[0] == 0.0
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_scores_stand_side_by_side_over_their_own_ticks(is_log):
+    lines = [Line("a", [1, 10], [90.0, 95.0], [1.0, 2.0]), Line("b", [1], [80.0], colour=1)]
+    rows = {"": {"accuracy, %": lines, "NLL": lines[:1]}}
+    figure = scores_figure(rows, "$density", [1, 10], is_log=is_log)
+    drawn(figure)
+    first, second = figure.axes
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["accuracy, %", "NLL"]
+    for axes in (first, second):
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "10"]
+        assert axes.get_xlabel() == r"\$density"
+        assert axes.get_xscale() == ("log" if is_log else "linear")
+        assert len(axes.xaxis.get_minorticklocs()) == 0
+    assert first.get_xlim() == second.get_xlim()
+    assert list(first.lines[0].get_ydata()) == [90.0, 95.0]
+    assert legend(figure) == ["a", "b"]
 
 
 def test_drawing_never_imports_pyplot():

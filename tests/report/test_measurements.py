@@ -69,6 +69,29 @@ def test_confidence_is_read_in_the_order_of_its_levels(cell):
     assert (found.kl, found.mean_std) == (None, None)
 
 
+def test_uncertainty_is_read(cell):
+    found = read("uncertainty", cell("uncertainty")["measured"])
+    assert (found.scores["brier"], found.num_samples, found.mean_std) == (0.112, 5, 0.00512)
+    assert found.ood["svhn"]["mutual_information"]["aupr"] == 0.9
+    assert list(found.corrupted) == ["fog", "snow"]
+    assert found.corrupted["snow"][5]["nll"] == 2.0
+    assert {share: scores["accuracy"] for share, scores in found.pruned.items()} == {
+        0.05: 0.3,
+        0.1: 0.6,
+    }
+    assert found.num_weights == {"all": 1000, "live": 100, "random": 50}
+    assert found.file_ratios == {"float32": 0.1, "bfloat16": 0.0625}
+    assert (found.rounded["nll"], found.flops["training"]) == (0.2502, 360.0)
+
+
+def test_uncertainty_may_be_of_scores_alone(cell):
+    measured = cell("uncertainty")["measured"]
+    needed = {key: measured[key] for key in ("scores", "num_samples", "weights")}
+    found = read("uncertainty", {**needed, "mean_std": None})
+    assert (found.ood, found.corrupted, found.pruned) == ({}, {}, {})
+    assert (found.mean_std, found.file_ratios, found.rounded, found.flops) == (None,) * 4
+
+
 def test_a_kind_that_is_not_known_is_read_as_scalars():
     assert read("gap", {"a": {"b": 1}}) == OtherMeasurement({"a.b": 1})
     with pytest.raises(ResultError, match=r"measured must be an object, got \[1\]"):
@@ -96,6 +119,26 @@ def damaged(content, *place, value):
         ("regression", ["train", "y"], [], "one length: x, y"),
         ("confidence", ["sets", "size"], [0.1], "one length: level, accuracy and size"),
         ("confidence", ["scores", "nll"], "low", r"scores\.nll must be a number"),
+        ("uncertainty", ["weights"], 5, "weights must be an object"),
+        ("uncertainty", ["num_samples"], 1.5, "num_samples must be a whole number"),
+        (
+            "uncertainty",
+            ["corrupted", "fog", 1, "severity"],
+            "bad",
+            r"corrupted\.fog\[1\]\.severity must be a whole number",
+        ),
+        (
+            "uncertainty",
+            ["ood", "svhn", "entropy", "auroc"],
+            "high",
+            r"ood\.svhn\.entropy\.auroc must be a number",
+        ),
+        (
+            "uncertainty",
+            ["files", "float32_ratio"],
+            None,
+            r"files\.float32_ratio must be a number",
+        ),
         ("speed", ["rows", 1, "median_us"], "fast", r"rows\[1\]\.median_us must be a number"),
     ],
 )

@@ -83,6 +83,18 @@ def test_numbers_among_labels_are_sorted_by_size(folder):
     assert [group.name for group in folder.study().groups] == ["1000", "5000", "50000"]
 
 
+def test_a_label_whose_dot_was_left_out_gets_it_back(folder):
+    for std in ("001", "0002", "0", "10", "0x"):
+        folder.write(cell=f"std-{std}", labels={"std": std, "layer": "dense"})
+    assert [(group.name, group.labels["std"]) for group in folder.study().groups] == [
+        ("std-0", "0"),
+        ("std-0002", "0.002"),
+        ("std-001", "0.01"),
+        ("std-10", "10"),
+        ("std-0x", "0x"),
+    ]
+
+
 def benchmark(**changes):
     row = {"table": "3.1", "layer": "dense", "mode": "eager", "median_us": 1.5}
     return {"study": "vmlp/layers", "provenance": {"torch": "2"}, "rows": [row], **changes}

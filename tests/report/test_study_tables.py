@@ -22,6 +22,16 @@ def texts(table):
                 "Scores on the whole test set",
             ],
         ),
+        (
+            "uncertainty",
+            [
+                "Scores on the test set",
+                "Strangers told apart",
+                "Scores on spoiled test images",
+                "Cost",
+                "Scores after pruning the trained network",
+            ],
+        ),
         ("speed", ["frequentist, additive, on NVIDIA H200"]),
         ("gap", ["What was measured"]),
     ],

@@ -38,9 +38,9 @@ class PartialBayes(Variational):
 
     Args:
         fraction: Share of the weights that become random; 0 is the plain network, 1 is every one.
-        score: What is taken for sensitive: "jacobian" (squared derivatives of the outputs), "fisher"
-            (squared gradients of the examples' losses), "mean_abs_grad", "grad" (one batch, as
-            published), "magnitude" or "random".
+        score: What is taken for sensitive: "jacobian" (squared derivatives of the outputs),
+            "fisher" (squared gradients of the examples' losses), "mean_abs_grad", "grad" (one
+            batch, as published), "magnitude" or "random".
         scope: Whether all weights compete ("global"), or those of each tensor ("layer").
         data: A loader of training examples to score by; "magnitude" and "random" need none. `fit`
             from a recipe takes the training data.

@@ -130,10 +130,14 @@ def _line(
 
 def _end_words(rows: Mapping[str, Scored]) -> str:
     ends = [
-        f"{after(panel)}{after(line.name)}{title}: {line.mean[0]:.4g} at {line.x[0]:g}, "
-        f"{line.mean[-1]:.4g} at {line.x[-1]:g}"
+        f"{after(panel)}{after(line.name)}{title}: {_word(line.mean[0])} at {line.x[0]:g}, "
+        f"{_word(line.mean[-1])} at {line.x[-1]:g}"
         for panel, scored in rows.items()
         for title, lines in scored.items()
         for line in lines
     ]
     return f"{'; '.join(ends)}."
+
+
+def _word(value: float) -> str:
+    return "nothing" if math.isnan(value) else f"{value:.4g}"
