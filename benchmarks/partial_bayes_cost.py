@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.compression import Costs, count_costs
 from bayesify.conversion.convert import require_record
+from bayesify.conversion.posterior import posteriors
 from bayesify.training.likelihood import Classification
 from bayesify.training.optimiser import make_optimizers
 from bayesify.training.settings import FitSettings
@@ -86,8 +87,7 @@ def ratios(costs: Costs, plain: Costs) -> dict[str, float]:
 def training_step(
     model: nn.Module, optimizer: str, inputs: Tensor, targets: Tensor
 ) -> Callable[[], None]:
-    method, has_draws = require_record(model).method, bool(float(bf.kl(model)))
-    num_passes = NUM_SAMPLES if has_draws or isinstance(method, bf.PartialBayes) else 1
+    method, num_passes = require_record(model).method, NUM_SAMPLES if posteriors(model) else 1
     settings = FitSettings(epochs=1, optimizer=optimizer)
     optimizers = make_optimizers(model, Classification(), settings)
 
@@ -113,6 +113,7 @@ def in_turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     times: dict[str, list[float]] = {what: [] for what in steps}
     for _ in range(NUM_FIRST + NUM_ROUNDS):
         for what, step in steps.items():
+            step()  # to have its own tensors at hand, as in a run
             began = time.process_time()
             step()
             times[what].append(1000 * (time.process_time() - began))

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from bayesify.conversion.live_rows import by_live_rows, live_rows
 from bayesify.conversion.local import (
     FunctionalForm,
     compressed_mean,
@@ -89,6 +90,11 @@ def _local_or_plain(base: type[nn.Module], form: FunctionalForm) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight = cast(Posterior, self._modules["weight" + SUFFIX])
+        rows = None if weight.way() == "local" else live_rows(self, weight, input)
+        if rows is not None:
+            part = weight.value().index_select(0, rows)
+            bias = cast("Tensor | None", getattr(self, "bias", None))
+            return by_live_rows(self, rows, bias, lambda bias: form(self, input, part, bias))
         is_plain = weight.way() == "mean" or weight.num_random == 0
         if is_plain and is_linear(form) and can_be_compressed(weight, input):
             bias = cast("Tensor | None", getattr(self, "bias", None))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.conversion.live_rows import by_live_rows, live_rows
 from bayesify.conversion.local_linear import can_be_one_step, local_linear, product
 from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.sparse_linear import can_be_compressed, compressed_linear
@@ -105,12 +106,31 @@ def local_forward(
 ) -> Tensor:
     """Return form(x, W, b) + sqrt(form(x², Var W, Var b)) · noise."""
     is_random = isinstance(bias, Posterior)
+    if not is_random and (rows := live_rows(layer, weight, inputs)) is not None:
+        part = tuple(moment.index_select(0, rows) for moment in weight.dense_moments())
+        return by_live_rows(
+            layer, rows, bias, lambda bias: _noisy(form, layer, part, (bias, None), inputs)
+        )
     if form is _linear and not is_random and can_be_compressed(weight, inputs):
         return _compressed(weight, bias, inputs)
     if not is_random and (shared := _shared_variance(form, layer, weight)) is not None:
         return _with_shared_variance(form, layer, weight, bias, inputs, shared)
-    weight_mean, spread = weight.dense_moments()
-    bias_mean, bias_spread = bias.dense_moments() if is_random else (bias, None)
+    moments = weight.dense_moments()
+    bias_moments = bias.dense_moments() if is_random else (bias, None)
+    return _noisy(form, layer, moments, bias_moments, inputs, *args, **kwargs)
+
+
+def _noisy(
+    form: FunctionalForm,
+    layer: nn.Module,
+    moments: tuple[Tensor, ...],
+    bias_moments: tuple[Tensor | None, Tensor | None],
+    inputs: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    weight_mean, spread = moments
+    bias_mean, bias_spread = bias_moments
     if form is _linear and can_be_one_step(inputs, weight_mean, bias_mean, spread, bias_spread):
         return local_linear(inputs, weight_mean, bias_mean, spread, bias_spread, _LEAST_VARIANCE)
     mean = form(layer, inputs, weight_mean, bias_mean, *args, **kwargs)

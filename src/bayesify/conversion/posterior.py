@@ -35,7 +35,8 @@ How = Literal["sample", "local", "mean"]
 # What a posterior knows of the forward pass it is read in (see conversion/scope.py), and what it
 # keeps of it until the backward passes after it (see conversion/recall.py).
 _OF_ONE_PASS = frozenset(
-    {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient", "_layout"}
+    {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient"}
+    | {"_layout", "_rows"}
 )
 
 
@@ -111,7 +112,9 @@ class Posterior(nn.Module):
         # sparse posterior has no parameter that it could be read from.
         self.keeps_gradient = False
         self.gradient: Tensor | None = None
-        self._layout: Any = None  # of the live entries, where products need one
+        # Where the live entries are, in the forms that products need.
+        self._layout: Any = None
+        self._rows: Any = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A module's own way looks for parameters in the value, several times in every forward.
@@ -265,7 +268,8 @@ class Posterior(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
         forgotten = {"_held": False, "_draw": None, "_pass": None, "_state": None, "_records": []}
-        forgotten |= {"keeps_gradient": False, "gradient": None, "_layout": None}
+        forgotten |= {"keeps_gradient": False, "gradient": None}
+        forgotten |= {"_layout": None, "_rows": None}
         return {**self.__dict__, **forgotten}
 
     def extra_repr(self) -> str:

@@ -21,6 +21,11 @@ from bayesify.report.figures import (
 )
 from bayesify.report.json_value import ResultError
 from bayesify.report.page import Report, write_report
+from bayesify.report.partial_figures import (
+    input_std_figure,
+    random_share_figure,
+    weight_distribution_figure,
+)
 from bayesify.report.results import Cell, CellGroup, Results, Study, read_results
 from bayesify.report.segmentation import Scene, segmentation_figure
 
@@ -40,8 +45,10 @@ __all__ = [
     "energy_figure",
     "error_by_samples_figure",
     "examples_figure",
+    "input_std_figure",
     "log_uniform_kl_figure",
     "plane_figure",
+    "random_share_figure",
     "read_results",
     "regression_figure",
     "reliability_figure",
@@ -49,5 +56,6 @@ __all__ = [
     "segmentation_figure",
     "set_spread_figure",
     "sparsity_figure",
+    "weight_distribution_figure",
     "write_report",
 ]

@@ -1,0 +1,28 @@
+"""Means and variances through an unmodified forward: one rule for each torch function."""
+
+# Imported for their rules.
+from bayesify.moments import (
+    activation_rules,  # noqa: F401
+    arithmetic_rules,  # noqa: F401
+    attention_rules,  # noqa: F401
+    averaging_rules,  # noqa: F401
+    dropout_rules,  # noqa: F401
+    linear_rules,  # noqa: F401
+    norm_rules,  # noqa: F401
+    pooling_rules,  # noqa: F401
+    shape_rules,  # noqa: F401
+    smooth_rules,  # noqa: F401
+    softmax_rules,  # noqa: F401
+)
+from bayesify.moments.missing_rule import MissingRuleError
+from bayesify.moments.moments import Moments, moment_rules, registered_functions, rule
+from bayesify.moments.propagate import propagate
+
+__all__ = [
+    "MissingRuleError",
+    "Moments",
+    "moment_rules",
+    "propagate",
+    "registered_functions",
+    "rule",
+]

@@ -1,0 +1,158 @@
+"""Functions of the standard normal law, in forms that do not cancel in float32.
+
+Throughout the rules m is a mean, v a variance and s a standard deviation; `phi` and `Phi` are
+the density and the distribution function of the standard normal law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Its root, 1e-6, divides means; a smaller one would make t = m / s overflow when squared.
+LEAST_VARIANCE = 1e-12
+
+
+def _hermite_rule(num_nodes: int) -> list[tuple[float, float]]:
+    """Positive nodes and weights of E[f(z)], z standard normal; the negative ones mirror them."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    weights = weights / math.sqrt(2.0 * math.pi)
+    return [(float(x), float(w)) for x, w in zip(nodes, weights, strict=True) if x > 0.0]
+
+
+def _legendre_rule(num_nodes: int) -> list[tuple[float, float]]:
+    """Nodes and weights of the integral over [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return [(0.5 + 0.5 * float(x), 0.5 * float(w)) for x, w in zip(nodes, weights, strict=True)]
+
+
+_HERMITE = _hermite_rule(16)
+_LEGENDRE = _legendre_rule(10)
+
+
+def density(x: Tensor) -> Tensor:
+    """Return phi(x)."""
+    return torch.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
+
+
+def cumulative(x: Tensor) -> Tensor:
+    """Return Phi(x), with all digits in the lower tail."""
+    return 0.5 * torch.erfc(x * (-1.0 / math.sqrt(2.0)))
+
+
+def standard_deviation(variance: Tensor) -> Tensor:
+    """Return a root that is never 0, so that its gradient is finite at a variance of 0."""
+    return variance.clamp_min(LEAST_VARIANCE).sqrt()
+
+
+def tail_mean(x: Tensor) -> Tensor:
+    """Return E[max(z - x, 0)] = phi(x) - x Phi(-x) for z standard normal and x >= 0."""
+    return (density(x) - x * cumulative(-x)).clamp_min(0.0)
+
+
+def maximum_moments(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the larger of two independent normal values, exactly.
+
+    Reference: Clark (1961), eq. 2 and 3.
+    """
+    (m1, v1), (m2, v2) = first, second
+    total = v1 + v2
+    theta = standard_deviation(total)
+    a = (m1 - m2) / theta
+    x = a.abs()
+    g = tail_mean(x)
+    # total / theta is theta, and 0 where both are certain.
+    mean = torch.maximum(m1, m2) + total / theta * g
+    variance = v1 * cumulative(a) + v2 * cumulative(-a) - total * (x + g) * g
+    return mean, variance.clamp_min(0.0)
+
+
+def rectified_moments(m: Tensor, v: Tensor, slope: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of a leaky ReLU of a normal value, exactly; slope 0 is ReLU."""
+    s = standard_deviation(v)
+    t = m / s
+    x = t.abs()
+    g = tail_mean(x)
+    share = cumulative(t)
+    ratio = (share - (x + g) * g).clamp_min(0.0)
+    zero = torch.zeros_like(m)
+    # `maximum` shares its gradient at a tie: the derivative at m = 0 is 1/2, as it should be.
+    above, excess = torch.maximum(m, zero), v / s * g
+    if isinstance(slope, float) and slope == 0.0:
+        return above + excess, v * ratio
+    rest = 1.0 - slope
+    ratio = slope**2 + 2.0 * slope * rest * share + rest**2 * ratio
+    mean = above + slope * torch.minimum(m, zero) + rest * excess
+    return mean, v * ratio.clamp_min(0.0)
+
+
+def hermite_moments(
+    function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of a smooth function of a normal value, by 16 nodes.
+
+    Both are written as v times a difference quotient, over a step that has a floor. So they are
+    f(m) and 0 at v = 0, where their gradients are those of the limit, f''(m) / 2 and f'(m)^2.
+    """
+    # Steps below the floor would leave nothing of a difference but rounding.
+    floor = 1e-5 if m.dtype == torch.float32 else 1e-9
+    scale = 1.0 + m.detach().abs().clamp_max(1e15) ** 2
+    step = torch.maximum(v, floor * scale).sqrt()
+    centre = function(m)
+    pairs = []
+    drift = torch.zeros_like(m)
+    for node, weight in _HERMITE:
+        above = (function(m + node * step) - centre) / step
+        below = (function(m - node * step) - centre) / step
+        drift = drift + weight * (above + below)
+        pairs.append((weight, above, below))
+    ratio = torch.zeros_like(m)
+    for weight, above, below in pairs:
+        ratio = ratio + weight * ((above - drift) ** 2 + (below - drift) ** 2)
+    return centre + v * (drift / step), v * ratio
+
+
+def owen_t(h: Tensor, a: Tensor) -> Tensor:
+    """Return Owen's T function of h and of a in [0, 1]."""
+    return _OwenT.apply(h, a)
+
+
+class _OwenT(torch.autograd.Function):
+    """T(h, a) = 1/(2 pi) int_0^a exp(-h^2 (1 + x^2) / 2) / (1 + x^2) dx.
+
+    The gradient has a closed form, so the nodes of the quadrature are not kept for it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor, a: Tensor) -> Tensor:
+        half_square = 0.5 * h * h
+        total = torch.zeros_like(h)
+        for node, weight in _LEGENDRE:
+            factor = 1.0 + (node * a) ** 2
+            total = total + weight * torch.exp(-half_square * factor) / factor
+        return total * a * (0.5 / math.pi)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        h, a = ctx.saved_tensors
+        # Phi(ah) - 1/2 by erf, which keeps its digits at 0.
+        along_h = -0.5 * density(h) * torch.erf(a * h * math.sqrt(0.5))
+        factor = 1.0 + a * a
+        along_a = torch.exp(-0.5 * h * h * factor) / (2.0 * math.pi * factor)
+        return gradient * along_h, gradient * along_a

@@ -1,0 +1,175 @@
+"""Layers that are linear in their input and in their weight: linear, convolution, bilinear.
+
+For independent entries of x and W all these are exact:
+
+    mean      x W + b
+    variance  (m^2 + v) S + v W^2 + s_b,   S the variance of W, s_b that of b
+
+Two products, never three; the first is left out when the weight is certain, the second when the
+input is. Outputs that share an input or a weight are correlated, which later rules do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.moments.moments import Moments, mean_of, rule, variance_of
+from bayesify.moments.products import Product, full_precision, product_variance
+
+
+def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any) -> Moments:
+    """Return the moments of operation(x, weight, bias, ...), linear in x and in the weight."""
+    mean = operation(mean_of(x), mean_of(weight), mean_of(bias), *args, **kwargs)
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return operation(left, right, None, *args, **kwargs)
+
+    variance = product_variance(product, x, weight)
+    added = variance_of(bias)
+    if added is not None:
+        # One bias per output: the last dimension of a linear layer, the channel of a convolution.
+        if operation is not F.linear:
+            added = added.view(-1, *[1] * (mean.ndim - 1 - _channel_dim(mean, mean_of(weight))))
+        variance = added if variance is None else variance + added
+    return Moments(mean, variance)
+
+
+def _channel_dim(mean: Tensor, weight: Tensor) -> int:
+    return mean.ndim - weight.ndim + 1
+
+
+def _register(operation: Any) -> None:
+    def implementation(input: Any, weight: Any, bias: Any = None, *args: Any, **kw: Any) -> Moments:
+        return affine(operation, input, weight, bias, *args, **kw)
+
+    rule(operation)(implementation)
+
+
+_register(F.linear)
+_register(F.conv1d)
+_register(F.conv2d)
+_register(F.conv3d)
+_register(F.conv_transpose1d)
+_register(F.conv_transpose2d)
+_register(F.conv_transpose3d)
+
+
+@rule(F.bilinear)
+def _bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Moments:
+    """Exact for independent entries: two inputs share a weight's rows and columns."""
+    mean = F.bilinear(mean_of(input1), mean_of(input2), mean_of(weight), mean_of(bias))
+    m1, m2, w = mean_of(input1), mean_of(input2), mean_of(weight)
+    v1, v2, vw = variance_of(input1), variance_of(input2), variance_of(weight)
+    terms: list[Tensor] = []
+    with full_precision(mean):
+        if vw is not None:
+            dtype = vw.dtype
+            second1 = m1.to(dtype).square() + (0.0 if v1 is None else v1)
+            second2 = m2.to(dtype).square() + (0.0 if v2 is None else v2)
+            terms.append(F.bilinear(second1, second2, vw))
+        if v1 is not None:
+            along = torch.einsum("oij,...j->...oi", w.to(v1.dtype), m2.to(v1.dtype))
+            terms.append(torch.einsum("...oi,...i->...o", along.square(), v1))
+        if v2 is not None:
+            along = torch.einsum("oij,...i->...oj", w.to(v2.dtype), m1.to(v2.dtype))
+            terms.append(torch.einsum("...oj,...j->...o", along.square(), v2))
+        if v1 is not None and v2 is not None:
+            terms.append(F.bilinear(v1, v2, w.to(v1.dtype).square()))
+    added = variance_of(bias)
+    if added is not None:
+        terms.append(added)
+    return Moments(mean, sum(terms[1:], start=terms[0]) if terms else None)
+
+
+@rule(F.embedding)
+def _embedding(
+    input: Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Moments:
+    if max_norm is not None:
+        raise ValueError(
+            f"max_norm must be None for moments, got {max_norm}: it rewrites the table by norms "
+            "that are not certain"
+        )
+    options = (padding_idx, None, norm_type, scale_grad_by_freq, sparse)
+    variance = variance_of(weight)
+    return Moments(
+        F.embedding(input, mean_of(weight), *options),
+        None if variance is None else F.embedding(input, variance),
+    )
+
+
+def register_product(*functions: Any) -> None:
+    """File the rule of a function of two operands that is linear in each."""
+    for function in functions:
+        rule(function)(_product_rule(function))
+
+
+def _product_rule(function: Product) -> Any:
+    def implementation(left: Any, right: Any) -> Moments:
+        mean = function(mean_of(left), mean_of(right))
+        return Moments(mean, product_variance(function, left, right))
+
+    return implementation
+
+
+def _reflected(left: Any, right: Any) -> Moments:
+    return matmul(right, left)
+
+
+matmul = _product_rule(torch.matmul)
+register_product(torch.mm, torch.bmm, torch.mv, torch.dot, Tensor.mm, Tensor.bmm, Tensor.mv)
+rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)(matmul)
+rule(Tensor.__rmatmul__)(_reflected)
+
+
+@rule(torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv)
+def _add_product(input: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return torch.add(torch.mul(input, beta), matmul(left, right), alpha=alpha)
+
+
+@rule(torch.einsum)
+def _einsum(equation: str, *operands: Any) -> Moments:
+    parts = list(operands[0]) if isinstance(operands[0], (list, tuple)) else list(operands)
+    if len(parts) == 1:
+        # Entries are moved and summed, with no factor but 1.
+        x = parts[0]
+        variance = variance_of(x)
+        moved = None if variance is None else torch.einsum(equation, variance)
+        return Moments(torch.einsum(equation, mean_of(x)), moved)
+    if len(parts) > 2:
+        raise ValueError(
+            f"einsum of moments takes one or two operands, got {len(parts)}; contract them in "
+            "steps of two"
+        )
+    _check_indices(equation)
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return torch.einsum(equation, left, right)
+
+    left, right = parts
+    mean = product(mean_of(left), mean_of(right))
+    return Moments(mean, product_variance(product, left, right))
+
+
+def _check_indices(equation: str) -> None:
+    """Refuse sums over an index of one operand alone, whose terms share the other's entries."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    first, second = inputs.split(",")
+    if not arrow:
+        return
+    alone = (set(first) ^ set(second)) - set(output) - {"."}
+    if alone:
+        raise ValueError(
+            f"einsum of moments cannot sum over {sorted(alone)} of {equation!r}, which only one "
+            "operand has; sum that operand first"
+        )

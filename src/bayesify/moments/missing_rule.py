@@ -1,0 +1,66 @@
+"""The error for an operation that moments cannot go through, which says where it happened."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+_COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne", "__bool__", "item", "isnan", "isinf"}
+
+
+class MissingRuleError(NotImplementedError):
+    """No rule says what an operation does to a mean and a variance.
+
+    Attributes:
+        operation: The operation, such as "torch.cumprod" or "Tensor.tolist".
+        module: Path and class of the innermost module that was being called, or "".
+    """
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self.module = _calling_module()
+        where = f" in the module {self.module}" if self.module else ""
+        if operation.rpartition(".")[2] in _COMPARISONS:
+            advice = "a value that is not certain cannot decide anything; use its `.mean` for that"
+        else:
+            advice = (
+                "write one with `@rule(...)` from bayesify.moments, or call the operation on "
+                "`.mean` where its variance does not matter"
+            )
+        super().__init__(f"there is no moment rule for {operation}{where}: {advice}")
+
+
+def name_of(function: Any) -> str:
+    """Return the name people know a torch function by: "F.unfold", "torch.cumprod"."""
+    name = getattr(function, "__name__", str(function))
+    homes = (("Tensor", torch.Tensor), ("F", nn.functional), ("torch", torch))
+    for home, namespace in homes:
+        if getattr(namespace, name, None) is function:
+            return f"{home}.{name}"
+    return name
+
+
+def _calling_module() -> str:
+    """Return "path (Class)" of the innermost module on the call stack.
+
+    Modules put themselves on the stack, so no hook has to follow them through every forward.
+    """
+    if torch.compiler.is_compiling():
+        return ""
+    modules: list[nn.Module] = []
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(first, nn.Module):
+            modules.append(first)
+        frame = frame.f_back
+    if not modules:
+        return ""
+    innermost, outermost = modules[0], modules[-1]
+    paths = {id(module): path for path, module in outermost.named_modules()}
+    path = paths.get(id(innermost)) or "the model itself"
+    return f"{path} ({type(innermost).__name__})"

@@ -1,0 +1,128 @@
+"""Smooth activations by 16-node Gauss-Hermite quadrature, and a few functions to first order.
+
+The error of the variance, in units of v, is at v = 1 about 1e-7 for sigmoid and SiLU, 3e-4 for
+tanh; it grows with v, as a function becomes a step for a wide normal law. Functions with a kink
+(ELU with alpha other than 1, SELU, hardswish) are off by up to some per cent where the kink lies
+inside the law.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.moments.elementwise import Elementwise
+from bayesify.moments.moments import Moments, rule, variance_dtype
+
+_SELU_ALPHA = 1.6732632423543772
+_SELU_SCALE = 1.0507009873554805
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * (1.0 + x * torch.sigmoid(-x))
+
+
+def _tanh_slope(x: Tensor) -> Tensor:
+    return 4.0 * torch.sigmoid(2.0 * x) * torch.sigmoid(-2.0 * x)
+
+
+def _softplus_slope(x: Tensor, beta: float, threshold: float) -> Tensor:
+    del threshold
+    return torch.sigmoid(beta * x)
+
+
+def _elu_slope(x: Tensor, alpha: float) -> Tensor:
+    return torch.where(x > 0, torch.ones_like(x), alpha * torch.exp(x.clamp_max(0.0)))
+
+
+def _celu_slope(x: Tensor, alpha: float) -> Tensor:
+    return torch.where(x > 0, torch.ones_like(x), torch.exp(x.clamp_max(0.0) / alpha))
+
+
+def _selu_slope(x: Tensor) -> Tensor:
+    return _SELU_SCALE * _elu_slope(x, _SELU_ALPHA)
+
+
+def _mish_slope(x: Tensor) -> Tensor:
+    squashed = torch.tanh(F.softplus(x))
+    return squashed + x * torch.sigmoid(x) * (1.0 - squashed.square())
+
+
+def _hardswish_slope(x: Tensor) -> Tensor:
+    inner = (2.0 * x + 3.0) / 6.0
+    return torch.where(x <= -3, torch.zeros_like(x), torch.where(x >= 3, torch.ones_like(x), inner))
+
+
+def _softsign_slope(x: Tensor) -> Tensor:
+    return (1.0 + x.abs()) ** -2
+
+
+def _erf_slope(x: Tensor) -> Tensor:
+    return 2.0 / math.sqrt(math.pi) * torch.exp(-x * x)
+
+
+def _minus_sin(x: Tensor) -> Tensor:
+    return -torch.sin(x)
+
+
+def _log_sigmoid_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(-x)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+Elementwise(torch.sigmoid, _sigmoid_slope).register(torch.sigmoid, Tensor.sigmoid, F.sigmoid)
+Elementwise(torch.tanh, _tanh_slope).register(torch.tanh, Tensor.tanh, F.tanh)
+Elementwise(F.silu, _silu_slope).register(F.silu)
+Elementwise(F.mish, _mish_slope).register(F.mish)
+Elementwise(F.hardswish, _hardswish_slope).register(F.hardswish)
+Elementwise(F.softsign, _softsign_slope).register(F.softsign)
+Elementwise(F.logsigmoid, _log_sigmoid_slope).register(F.logsigmoid)
+Elementwise(torch.erf, _erf_slope).register(torch.erf, torch.special.erf, Tensor.erf)
+Elementwise(torch.sin, torch.cos).register(torch.sin, Tensor.sin)
+Elementwise(torch.cos, _minus_sin).register(torch.cos, Tensor.cos)
+Elementwise(F.elu, _elu_slope, parameters=(("alpha", 1.0),)).register(F.elu)
+Elementwise(F.celu, _celu_slope, parameters=(("alpha", 1.0),)).register(F.celu, torch.celu)
+Elementwise(F.selu, _selu_slope).register(F.selu, torch.selu)
+Elementwise(F.softplus, _softplus_slope, parameters=(("beta", 1.0), ("threshold", 20.0))).register(
+    F.softplus
+)
+
+
+def first_order(x: Moments, value: Tensor, slope: Tensor) -> Moments:
+    """Return f(m) and f'(m)^2 v for a function that a normal value may leave the domain of."""
+    v = x.variance_or_none
+    return Moments(value, None if v is None else slope.to(v.dtype).square() * v)
+
+
+@rule(torch.sqrt, Tensor.sqrt)
+def _sqrt(x: Moments) -> Moments:
+    root = x.expected.sqrt()
+    return first_order(x, root, 0.5 / root)
+
+
+@rule(torch.rsqrt, Tensor.rsqrt)
+def _rsqrt(x: Moments) -> Moments:
+    m = x.expected.to(variance_dtype(x.dtype))
+    return first_order(x, x.expected.rsqrt(), 0.5 * m**-1.5)
+
+
+@rule(torch.reciprocal, Tensor.reciprocal)
+def reciprocal(x: Moments) -> Moments:
+    """Return 1 / x to first order; good where the mean is many standard deviations from 0."""
+    m = x.expected.to(variance_dtype(x.dtype))
+    return first_order(x, x.expected.reciprocal(), m**-2)
+
+
+@rule(torch.log, Tensor.log)
+def _log(x: Moments) -> Moments:
+    return first_order(x, x.expected.log(), x.expected.to(variance_dtype(x.dtype)).reciprocal())
