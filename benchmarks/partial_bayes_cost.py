@@ -1,6 +1,6 @@
 """What partial Bayesian networks cost to train: the published model against what is measured.
 
-    python benchmarks/partial_bayes_cost.py       # about two minutes on one core
+    python benchmarks/partial_bayes_cost.py       # about a minute on one core
 
 Ratios to the plain network. Parameters and bytes: of LeNet-300-100 with batch norm and of
 ResNet-18, by the formulas of the published model and by the tensors themselves (see

@@ -71,19 +71,23 @@ def call_model(model: Any, inputs: Any) -> Any:
     return model(inputs)
 
 
-def output_tensor(output: Any) -> Tensor:
+def output_tensor(output: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
     """Return the one tensor of a model's output that a likelihood is about.
 
     A tensor is itself; a mapping or record gives "logits", "prediction_logits" or "output";
     a tuple gives its first entry.
+
+    Args:
+        output: What a model returned.
+        kinds: What counts as a tensor.
     """
-    if isinstance(output, Tensor):
+    if isinstance(output, kinds):
         return output
     for key in ("logits", "prediction_logits", "output"):
         value = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
-        if isinstance(value, Tensor):
+        if isinstance(value, kinds):
             return value
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], kinds):
         return output[0]
     raise TypeError(
         "the model's output must be a tensor, a tuple that starts with one, or a mapping with "

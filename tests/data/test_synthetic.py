@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bayesify.data import load_dataset
+from bayesify.data.synthetic import truth_at
 
 NAMES = ("two_moons", "curve_1d", "cubic_1d")
 
@@ -114,6 +115,19 @@ def test_cubic_1d_noise_has_a_std_of_three():
     noise = data.test.targets - data.test.inputs**3
     assert noise.std().item() == pytest.approx(3.0, abs=4 * 3.0 / math.sqrt(20_000))
     assert noise.mean().item() == pytest.approx(0.0, abs=4 * 3.0 / math.sqrt(10_000))
+
+
+@pytest.mark.parametrize("name", ["curve_1d", "cubic_1d"])
+def test_the_truth_of_a_curve_is_what_it_gives_without_noise(name):
+    data = load_dataset(name, noise_std=0.0)
+    for part in (data.train, data.test):
+        torch.testing.assert_close(truth_at(name, part.inputs), part.targets)
+    assert truth_at(name, torch.zeros(0, 1)).shape == (0, 1)
+
+
+def test_the_truth_of_what_is_no_curve_is_refused():
+    with pytest.raises(LookupError, match="unknown curve 'two_moons'"):
+        truth_at("two_moons", torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def _local_or_plain(base: type[nn.Module], form: FunctionalForm) -> Any:
     @wraps(base.forward)
     def forward(self: nn.Module, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight = cast(Posterior, self._modules["weight" + SUFFIX])
-        rows = None if weight.way() == "local" else live_rows(self, weight, input)
+        is_tensor = weight.way() in ("sample", "mean") or weight.num_random == 0
+        rows = live_rows(self, weight, input) if is_tensor else None
         if rows is not None:
             part = weight.value().index_select(0, rows)
             bias = cast("Tensor | None", getattr(self, "bias", None))

@@ -82,6 +82,15 @@ class Method(ABC):
         del model
         return nll(forward())
 
+    def outputs(self, forward: Callable[[], Any], number: int) -> list[Any]:
+        """Return so many draws of the outputs of a batch, for validation.
+
+        Args:
+            forward: Calls the model, already in the mode in which every call is one draw.
+            number: How many.
+        """
+        return [forward() for _ in range(number)]
+
     def default_way(self) -> str:
         """Return how `predict` goes when nobody says."""
         return next(iter(self.ways))

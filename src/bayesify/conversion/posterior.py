@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,10 @@ from bayesify.conversion.recall import (
 from bayesify.distributions import Family, Prior, chosen_estimator, estimators
 from bayesify.distributions.divergence import AUTO
 from bayesify.distributions.family import Parameters
+from bayesify.moments import Moments
 
-How = Literal["sample", "local", "mean"]
-"""How randomness travels: sampled weights, local reparameterisation, or the mean weights."""
+How = Literal["sample", "local", "mean", "moments"]
+"""How randomness travels: sampled weights, local reparameterisation, mean weights, or moments."""
 
 # What a posterior knows of the forward pass it is read in (see conversion/scope.py), and what it
 # keeps of it until the backward passes after it (see conversion/recall.py).
@@ -177,11 +178,16 @@ class Posterior(nn.Module):
         return self._seen(self._dense(drawn.to(mean.dtype)))
 
     def value(self) -> Tensor:
-        """Return what a layer reads now: the mean, this forward's draw, or a fresh draw."""
+        """Return what a layer reads now: the mean, this forward's draw, a fresh draw, or moments.
+
+        Moments stand where a tensor would (`bayesify.moments`).
+        """
+        if self.how == "moments" and self.num_random > 0:
+            return cast(Tensor, Moments(*self.dense_moments()))
         if torch.compiler.is_compiling() and self._is_repeated():
             refuse_compiled_code()
         drawn = self._to_repeat()
-        if (drawn or self).how == "mean" or self.num_random == 0:
+        if (drawn or self).how in ("mean", "moments") or self.num_random == 0:
             return self.dense_mean()
         if drawn is not None:
             return self._draw_again(drawn)

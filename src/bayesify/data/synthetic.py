@@ -7,6 +7,7 @@ targets (count, 1).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from bayesify.data.catalogue import datasets
 from bayesify.data.dataset import DataSet, TensorData
+from bayesify.registry import unknown
 
 
 @datasets.register("two_moons")
@@ -142,10 +144,28 @@ def cubic_1d(
     train_inputs = low + (high - low) * torch.rand(num_train, 1, generator=generator)
     test_inputs = torch.linspace(*_ordered("test_interval", test_interval), num_test)[:, None]
     train, test = (
-        TensorData(x, x**3 + noise_std * torch.randn(x.shape, generator=generator))
+        TensorData(x, cubic_at(x) + noise_std * torch.randn(x.shape, generator=generator))
         for x in (train_inputs, test_inputs)
     )
     return DataSet(name="cubic_1d", train=train, test=test, task="regression")
+
+
+def cubic_at(inputs: Tensor) -> Tensor:
+    """Return the truth behind `cubic_1d` at these inputs."""
+    return inputs**3
+
+
+def truth_at(name: str, inputs: Tensor) -> Tensor:
+    """Return the curve behind a regression of this file, without noise.
+
+    Args:
+        name: The data set, "curve_1d" or "cubic_1d".
+        inputs: Where to look, of any shape.
+    """
+    curves: dict[str, Callable[[Tensor], Tensor]] = {"curve_1d": curve_at, "cubic_1d": cubic_at}
+    if name not in curves:
+        raise LookupError(unknown("curve", name, curves))
+    return curves[name](inputs)
 
 
 def _check(num_train: int, num_test: int, noise_std: float) -> None:

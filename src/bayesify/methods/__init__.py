@@ -4,6 +4,7 @@ from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
+from bayesify.methods.moment_propagation import MomentPropagation
 from bayesify.methods.monte_carlo_kl import MonteCarloKL
 from bayesify.methods.partial_bayes import PartialBayes
 from bayesify.methods.rigl import RigL
@@ -16,6 +17,7 @@ __all__ = [
     "Deterministic",
     "MCDropout",
     "MeanField",
+    "MomentPropagation",
     "MonteCarloKL",
     "PartialBayes",
     "RigL",

@@ -96,11 +96,14 @@ class MonteCarloKL(Variational):
 
     @property
     def ways(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Ways `predict(by=...)` can go; outputs can be drawn for Normal posteriors only."""
-        known = Variational.ways
-        if self.chosen_family.is_gaussian:
-            return known
-        return {way: words for way, words in known.items() if way != "local"}
+        """Ways `predict(by=...)` can go.
+
+        Outputs can be drawn for Normal posteriors only, and moments need a variance.
+        """
+        family = self.chosen_family
+        barred = set() if family.is_gaussian else {"local"}
+        barred |= set() if family.has_moment(2.0) else {"moments"}
+        return {way: words for way, words in Variational.ways.items() if way not in barred}
 
     def choices(self) -> Choices:
         """Return the family, the prior of each site, and how the KL is found."""

@@ -30,6 +30,7 @@ class Variational(Method):
         "sample": "weight samples",
         "local": "output samples (local reparameterisation)",
         "mean": "mean weights",
+        "moments": "one pass of means and variances",
     }
 
     initial_std: float | None

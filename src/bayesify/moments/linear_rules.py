@@ -126,9 +126,33 @@ def _reflected(left: Any, right: Any) -> Moments:
     return matmul(right, left)
 
 
+def _operator(left: Any, right: Any) -> Moments:
+    """Return left @ right.
+
+    The compiler (torch 2.13) hands `moments @ tensor` over as `tensor @ moments`, its operands
+    exchanged, so there the shapes have to tell which of the two was written.
+    """
+    if torch.compiler.is_compiling() and isinstance(left, Tensor):
+        if not _can_multiply(left, right):
+            return matmul(right, left)
+        if _can_multiply(right, left):
+            raise ValueError(
+                f"a compiled `@` of moments and a tensor of shapes {tuple(left.shape)} and "
+                f"{tuple(right.shape)} could be meant either way round; write torch.matmul"
+            )
+    return matmul(left, right)
+
+
+def _can_multiply(left: Any, right: Any) -> bool:
+    inner = right.shape[-1] if right.ndim == 1 else right.shape[-2]
+    batch = zip(reversed(left.shape[:-2]), reversed(right.shape[:-2]), strict=False)
+    return left.shape[-1] == inner and all(1 in pair or pair[0] == pair[1] for pair in batch)
+
+
 matmul = _product_rule(torch.matmul)
 register_product(torch.mm, torch.bmm, torch.mv, torch.dot, Tensor.mm, Tensor.bmm, Tensor.mv)
-rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)(matmul)
+rule(torch.matmul)(matmul)
+rule(Tensor.matmul, Tensor.__matmul__)(_operator)
 rule(Tensor.__rmatmul__)(_reflected)
 
 

@@ -19,22 +19,30 @@ class MissingRuleError(NotImplementedError):
         module: Path and class of the innermost module that was being called, or "".
     """
 
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
-        self.module = _calling_module()
-        where = f" in the module {self.module}" if self.module else ""
-        if operation.rpartition(".")[2] in _COMPARISONS:
-            advice = "a value that is not certain cannot decide anything; use its `.mean` for that"
-        else:
-            advice = (
-                "write one with `@rule(...)` from bayesify.moments, or call the operation on "
-                "`.mean` where its variance does not matter"
-            )
-        super().__init__(f"there is no moment rule for {operation}{where}: {advice}")
+    operation: str = ""
+    module: str = ""
+
+
+def missing_rule(operation: str) -> MissingRuleError:
+    """Return the error for an operation, which looks for the module that is being called."""
+    module = _calling_module()
+    where = f" in the module {module}" if module else ""
+    if operation.rpartition(".")[2] in _COMPARISONS:
+        advice = "a value that is not certain cannot decide anything; use its `.mean` for that"
+    else:
+        advice = (
+            "write one with `@rule(...)` from bayesify.moments, or call the operation on "
+            "`.mean` where its variance does not matter"
+        )
+    error = MissingRuleError(f"there is no moment rule for {operation}{where}: {advice}")
+    error.operation, error.module = operation, module
+    return error
 
 
 def name_of(function: Any) -> str:
     """Return the name people know a torch function by: "F.unfold", "torch.cumprod"."""
+    if isinstance(function, str):
+        return function
     name = getattr(function, "__name__", str(function))
     homes = (("Tensor", torch.Tensor), ("F", nn.functional), ("torch", torch))
     for home, namespace in homes:

@@ -19,12 +19,13 @@ class that can also be called. The compiler cannot call a tensor: inside a compi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from bayesify.moments.missing_rule import MissingRuleError, name_of
+from bayesify.moments.missing_rule import missing_rule, name_of
 
 Rules = Literal["exact", "taylor"]
 Rule = Callable[..., Any]
@@ -109,7 +110,7 @@ class Moments:
         return self.expected, self.variance
 
     def _average(self, *args: Any, **kwargs: Any) -> Moments:
-        return dispatch(torch.Tensor.mean, (self, *args), kwargs)
+        return dispatch("Tensor.mean", (self, *args), kwargs)
 
     @property
     def is_certain(self) -> bool:
@@ -171,38 +172,38 @@ class Moments:
         return len(self.expected)
 
     def __iter__(self) -> Iterator[Moments]:
-        return iter(dispatch(torch.unbind, (self,), {}))
+        return iter(dispatch("Tensor.unbind", (self,), {}))
 
     def __getattr__(self, name: str) -> Any:
         # Only names that are no attribute come here. The compiler probes for `__dict__` and its
         # like, which must look absent.
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"'Moments' object has no attribute {name!r}")
-        raise MissingRuleError(f"Tensor.{name}")
+        raise missing_rule(f"Tensor.{name}")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise MissingRuleError("Tensor.__setitem__")
+        raise missing_rule("Tensor.__setitem__")
 
     def __bool__(self) -> bool:
-        raise MissingRuleError("Tensor.__bool__")
+        raise missing_rule("Tensor.__bool__")
 
     def __lt__(self, other: Any) -> Any:
-        raise MissingRuleError("Tensor.lt")
+        raise missing_rule("Tensor.lt")
 
     def __le__(self, other: Any) -> Any:
-        raise MissingRuleError("Tensor.le")
+        raise missing_rule("Tensor.le")
 
     def __gt__(self, other: Any) -> Any:
-        raise MissingRuleError("Tensor.gt")
+        raise missing_rule("Tensor.gt")
 
     def __ge__(self, other: Any) -> Any:
-        raise MissingRuleError("Tensor.ge")
+        raise missing_rule("Tensor.ge")
 
     def __eq__(self, other: object) -> Any:
-        raise MissingRuleError("Tensor.eq")
+        raise missing_rule("Tensor.eq")
 
     def __ne__(self, other: object) -> Any:
-        raise MissingRuleError("Tensor.ne")
+        raise missing_rule("Tensor.ne")
 
     __hash__ = object.__hash__
 
@@ -237,15 +238,16 @@ def rule(*functions: Any, form: Rules = "exact") -> Callable[[Registered], Regis
 
 def find_rule(function: Any) -> Rule | None:
     """Return the rule for a torch function under the current choice of rules, or None."""
-    found = _TABLES[_chosen.rules].get(function)
-    return _TABLES["exact"].get(function) if found is None else found
+    key = _key(function)
+    found = _TABLES[_chosen.rules].get(key)
+    return _TABLES["exact"].get(key) if found is None else found
 
 
 def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer a torch function by its rule."""
+    """Answer a torch function, or the method of a tensor named "Tensor.view", by its rule."""
     implementation = find_rule(function)
     if implementation is None:
-        raise MissingRuleError(name_of(function))
+        raise missing_rule(name_of(function))
     return implementation(*args, **kwargs)
 
 
@@ -305,14 +307,16 @@ def in_place(implementation: Rule) -> Rule:
 
 def registered_functions() -> list[Any]:
     """Return every torch function that has a rule."""
-    return list(_TABLES["exact"])
+    return [function for function in _TABLES["exact"] if not isinstance(function, str)]
 
 
 def _file(function: Any, implementation: Rule, form: Rules) -> None:
-    _TABLES[form][function] = implementation
+    _TABLES[form][_key(function)] = implementation
     for name in _TENSOR_METHODS.get(function, ()):
+        key = f"Tensor.{name}"
+        _TABLES[form][key] = implementation
         if name not in Moments.__dict__:
-            setattr(Moments, name, _method(function))
+            setattr(Moments, name, _method(key))
 
 
 def _tensor_methods() -> dict[Any, list[str]]:
@@ -325,12 +329,29 @@ def _tensor_methods() -> dict[Any, list[str]]:
     return methods
 
 
+def _key(function: Any) -> Any:
+    """Return what a function is filed under: itself, or the name of a method.
+
+    Methods that torch wrote in Python go by name, as the compiler misses them in a table.
+    """
+    name = getattr(function, "__name__", "")
+    if name in _PYTHON_METHODS and getattr(torch.Tensor, name) is function:
+        return f"Tensor.{name}"
+    return function
+
+
 _TENSOR_METHODS = _tensor_methods()
+_PYTHON_METHODS = {
+    name
+    for function, names in _TENSOR_METHODS.items()
+    for name in names
+    if isinstance(function, FunctionType) and function.__name__ == name
+}
 
 
-def _method(function: Any) -> Rule:
+def _method(key: str) -> Rule:
     def method(self: Moments, *args: Any, **kwargs: Any) -> Any:
-        return dispatch(function, (self, *args), kwargs)
+        return dispatch(key, (self, *args), kwargs)
 
     return method
 

@@ -54,10 +54,19 @@ def _several(function: Any) -> Any:
 
 def _register(names: Iterable[str], make: Any) -> None:
     for name in names:
-        for home in (torch, Tensor):
-            function = getattr(home, name, None)
-            if function is not None:
-                rule(function)(make(function))
+        if hasattr(torch, name):
+            rule(getattr(torch, name))(make(getattr(torch, name)))
+        if hasattr(Tensor, name):
+            rule(getattr(Tensor, name))(make(_by_name(name)))
+
+
+def _by_name(name: str) -> Any:
+    """Return the method as a function; some cannot be compiled when called by their class."""
+
+    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tensor, name)(*args, **kwargs)
+
+    return call
 
 
 _register(chain(*_SAME_FOR_BOTH), same_for_both)

@@ -60,8 +60,10 @@ def input_std_figure(models: Mapping[str, nn.Module], image_shape: tuple[int, ..
         values = place.content.numpy()
         low, high = float(values.min()), float(values.max())
         # One number everywhere would be drawn in the middle of a range around it.
-        limits = {"vmin": low, "vmax": high} if high > low else {"vmin": 0.0, "vmax": high or 1.0}
-        drawn = place.axes.imshow(values, cmap="inferno", interpolation="nearest", **limits)
+        low, top = (low, high) if high > low else (0.0, high or 1.0)
+        drawn = place.axes.imshow(
+            values, cmap="inferno", vmin=low, vmax=top, interpolation="nearest"
+        )
         place.axes.set(xticks=[], yticks=[], xlabel="" if high else "none of them is random")
         place.axes.grid(visible=False)
         bar = figure.colorbar(drawn, ax=place.axes, shrink=0.8)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Unpack, cast
 
 import torch
@@ -334,7 +335,7 @@ class _Run:
                     inputs, targets = self._on_device(batch)
                     if targets is None:
                         raise TypeError("the validation loader must yield targets")
-                    outputs = [call_model(self.forward, inputs) for _ in range(draws)]
+                    outputs = self.method.outputs(partial(call_model, self.forward, inputs), draws)
                     nll = self.likelihood.predictive_nll(outputs, targets)
                     sums.add(nll, outputs, targets, batch_size(inputs))
         finally:

@@ -1,0 +1,118 @@
+"""Training through moments: one pass carries the mean and the variance of every activation.
+
+The expected log-likelihood is taken over the outputs that the moments describe, not over sampled
+weights, so its gradient has no noise from drawing weights. Of a squared error it is exact; of
+classes it is an average over a few draws of the logits, which cost nothing beside the network.
+
+Reference: Dera, Bouaynaya, Rasool, Shterenberg, Fathallah-Shaykh (2021), "PremiUm-CNN"; and its
+extension VDP++, with the rules of `bayesify.moments` in the place of the first-order ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.conversion.convert import require_record
+from bayesify.conversion.method import methods
+from bayesify.conversion.plan import Choices, Scale
+from bayesify.conversion.scope import forward_by
+from bayesify.conversion.select import Where
+from bayesify.distributions import Normal, NormalPrior
+from bayesify.methods.variational import Variational
+from bayesify.moments import Moments, moment_rules
+from bayesify.training.likelihood import GaussianRegression
+from bayesify.types import OutputMoments, output_tensor
+
+
+@methods.register("moment_propagation")
+@dataclass(frozen=True)
+class MomentPropagation(Variational):
+    """Normal posterior on every selected weight, trained and read by moments.
+
+    Args:
+        prior_std: Prior standard deviation.
+        initial_std: Standard deviation the posterior starts from; None takes a tenth of each
+            tensor's root mean square, a hundredth of the variance of its means.
+        rules: "exact" moments of each operation, or the first-order "taylor" ones of the papers.
+        num_logits: Draws of the logits that a training step averages over.
+        scale: "weight" for one variance per weight, "out" for one per output unit.
+        where: Which tensors become random (see `bayesify.conversion.select`).
+        biases: Whether biases become random too.
+    """
+
+    name: ClassVar[str] = "moment_propagation"
+    ways: ClassVar[Mapping[str, str]] = {
+        "moments": Variational.ways["moments"],
+        **{way: words for way, words in Variational.ways.items() if way != "moments"},
+    }
+    how: ClassVar[Literal["sample", "local"]] = "sample"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    prior_std: float = 1.0
+    initial_std: float | None = None
+    rules: Literal["exact", "taylor"] = "exact"
+    num_logits: int = 16
+    scale: Scale = "weight"
+    where: Where = "everything"
+    biases: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rules not in ("exact", "taylor"):
+            raise ValueError(f"rules must be 'exact' or 'taylor', got {self.rules!r}")
+        number = self.num_logits
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"num_logits must be a whole number >= 1, got {number!r}")
+
+    def choices(self) -> Choices:
+        """Return the Normal family and the Normal prior."""
+        prior = NormalPrior(std=self.prior_std)
+        return Choices(Normal(), lambda *_: prior, self.initial_std, self.how, self.scale)
+
+    def default_way(self) -> str:
+        """Predict the way it was trained."""
+        return "moments"
+
+    def nll(
+        self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return the expected negative log-likelihood of the outputs that moments describe."""
+        with self.sampling(model, "moments"):
+            output = forward()
+        mean, variance = _pair(output)
+        if isinstance(require_record(model).likelihood, GaussianRegression):
+            return nll(OutputMoments(mean, variance))
+        draws = _draws(mean, variance, self.num_logits)
+        # Every draw is a batch of its own; one is logged for all.
+        rest = [nll(draw, is_logged=False) for draw in draws[1:]]
+        return torch.stack([nll(draws[0]), *rest]).mean()
+
+    def outputs(self, forward: Callable[[], Any], number: int) -> list[Any]:
+        """Return draws of the outputs that one pass describes."""
+        return list(_draws(*_pair(forward()), number))
+
+    @contextmanager
+    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
+        """Carry moments by the chosen rules; other ways draw weights or use their means."""
+        if by != "moments":
+            with super().sampling(model, by):
+                yield
+            return
+        with forward_by(model, "moments"), moment_rules(self.rules):
+            yield
+
+
+def _pair(output: Any) -> tuple[Tensor, Tensor]:
+    found = output_tensor(output, (Tensor, Moments))
+    return found.pair() if isinstance(found, Moments) else (found, torch.zeros_like(found))
+
+
+def _draws(mean: Tensor, variance: Tensor, number: int) -> Tensor:
+    # A root has no derivative at 0; what is added is below the resolution of any logit.
+    std = (variance + 1e-20).sqrt()
+    return mean + std * torch.randn(number, *mean.shape, dtype=std.dtype, device=std.device)
