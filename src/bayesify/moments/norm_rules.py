@@ -151,6 +151,9 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
+    if _is_plain(input, weight, bias):
+        options = (mean_of(weight), mean_of(bias), use_input_stats, momentum, eps)
+        return Moments(F.instance_norm(mean_of(input), running_mean, running_var, *options))
     x = as_moments(input)
     if not use_input_stats:
         return _batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.posterior import posteriors
-from bayesify.data.synthetic import curve_at
+from bayesify.data.synthetic import truth_at
 from bayesify.evaluation.regression import interval_coverage
 from bayesify.prediction import predict
 from bayesify.prediction.predictive import RegressionPredictive
@@ -20,7 +20,7 @@ from bayesify.types import device_of
 
 @measures.register("regression")
 def measure_regression(parts: Parts, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a network's bands on `curve_1d`, how often test points lie within, and its errors.
+    """Return a network's bands on a curve, how often test points lie within, and its errors.
 
     Options are "num_samples", and "interval", where the bands are drawn.
     """
@@ -42,7 +42,7 @@ def measure_regression(parts: Parts, options: Mapping[str, Any]) -> dict[str, An
             "mean": bands.mean[:, 0].tolist(),
             "std": (bands.aleatoric + epistemic)[:, 0].sqrt().tolist(),
             "epistemic_std": epistemic[:, 0].sqrt().tolist(),
-            "truth": curve_at(x)[:, 0].tolist(),
+            "truth": truth_at(data.name, x)[:, 0].tolist(),
         },
         "train": {"x": data.train.inputs[:, 0].tolist(), "y": data.train.targets[:, 0].tolist()},
         "test": {"x": inputs[:, 0].tolist(), "y": targets[:, 0].tolist()},
