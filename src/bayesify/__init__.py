@@ -36,7 +36,7 @@ from bayesify.training import (
     GaussianRegression,
     History,
 )
-from bayesify.prediction import predict, Predictive
+from bayesify.prediction import predict, correct_moments, Predictive
 from bayesify.methods import (
     DeepEnsemble,
     Deterministic,
@@ -83,6 +83,7 @@ __all__ = [
     "compress",
     "convert",
     "convert_",
+    "correct_moments",
     "elbo_loss",
     "evaluate",
     "fit",

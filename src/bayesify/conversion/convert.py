@@ -36,11 +36,13 @@ class Record:
         method: The method it was made by.
         plan: Every site and every skip.
         likelihood: What its outputs mean, once `fit` knows (a module: noise may be learned).
+        moment_factors: Factors on propagated variances by module, once they have been fitted.
     """
 
     method: Method
     plan: Plan
     likelihood: nn.Module | None = None
+    moment_factors: dict[str, float] | None = None
 
 
 def convert(model: Model, method: Method) -> Model:

@@ -84,6 +84,7 @@ def save(
         "skipped": [vars(skip) for skip in record.plan.skipped],
         "resized": {path: dict(sizes) for path, sizes in record.plan.resized.items()},
         "likelihood": likelihood,
+        "moment_factors": record.moment_factors,
         "frozen": [
             public_key(model, key)
             for key, parameter in model.named_parameters()
@@ -119,6 +120,7 @@ def load(path: str | os.PathLike[str], architecture: nn.Module | None = None) ->
         resized = description.get("resized", {})
         likelihood = _likelihood(description["likelihood"], tensors)
         frozen = set(description["frozen"])
+        factors = description.get("moment_factors")
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ArchiveError(
             f"{path} describes a model this bayesify cannot make: {error}"
@@ -134,7 +136,8 @@ def load(path: str | os.PathLike[str], architecture: nn.Module | None = None) ->
     _load_tensors(path, model, tensors)
     for key, parameter in model.named_parameters():
         parameter.requires_grad_(public_key(model, key) not in frozen)
-    require_record(model).likelihood = likelihood
+    record = require_record(model)
+    record.likelihood, record.moment_factors = likelihood, factors
     return model.eval()
 
 

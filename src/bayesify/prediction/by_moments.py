@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion.convert import require_record
 from bayesify.moments import Moments
+from bayesify.prediction.moment_correction import corrected
 from bayesify.prediction.predictive import (
     ClassificationAccumulator,
     CustomPredictive,
@@ -40,7 +42,10 @@ def predict_moments(
         likelihood: What its outputs mean.
         made_by: How it is made, in words.
     """
-    output = output_tensor(call_model(model, inputs), (Tensor, Moments))
+    if require_record(model).moment_factors:
+        made_by = f"{made_by}, corrected by module"
+    with corrected(model):
+        output = output_tensor(call_model(model, inputs), (Tensor, Moments))
     mean, variance = output.pair() if isinstance(output, Moments) else (output, None)
     mean = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
     variance = torch.zeros_like(mean) if variance is None else variance
