@@ -4,7 +4,8 @@
 
 Time: a training step (forward, ELBO, backward, SGD with momentum) and a forward pass at the mean
 weights, of dense networks on random inputs; "dense kernels" multiplies whole matrices, "compressed"
-live weights only, whatever their number. Medians of repeats. Memory: bytes of parameters, buffers,
+live weights only, whatever their number; and of ResNet-20 with weights of every pattern. Medians
+of repeats. Memory: bytes of parameters, buffers,
 gradients and optimiser state of ResNet-18 over those of a dense posterior, by the sizes of the
 tensors.
 """
@@ -40,7 +41,10 @@ def milliseconds(call: Callable[[], object]) -> float:
     return round(statistics.median(times[2:]), 3)
 
 
-def costs(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+def calls(
+    model: nn.Module, inputs: Tensor, targets: Tensor
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return a training step of a model, and a forward pass at its mean weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -53,6 +57,11 @@ def costs(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]
         with torch.no_grad(), bf.mean_weights(model):
             model(inputs)
 
+    return step, forward
+
+
+def costs(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    step, forward = calls(model, inputs, targets)
     return {"step_ms": milliseconds(step), "forward_ms": milliseconds(forward)}
 
 
@@ -75,6 +84,50 @@ def time_rows() -> list[dict[str, Any]]:
                     row = {**about, "what": what, "density": density}
                     rows.append({**row, **costs(model, *data)})
     return rows
+
+
+PATTERNS = ("free", "4x1", "8x8", "filter", "2:4")
+
+
+def pattern_rows() -> list[dict[str, Any]]:
+    """Steps and passes of ResNet-20 with weights of every pattern, over those of the plain one."""
+    torch.manual_seed(0)
+    net = bf.build_model("resnet_20")
+    data = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    models: dict[str, nn.Module] = {
+        "plain": net,
+        "dense, weights drawn": bf.convert(net, bf.MeanField()),
+        "dense, outputs drawn": bf.convert(net, bf.MeanField(how="local")),
+    }
+    for pattern in PATTERNS:
+        for how, words in (("sample", "weights drawn"), ("local", "outputs drawn")):
+            method = bf.SparseSubspace(0.1, pattern=pattern, how=how)  # pyright: ignore[reportArgumentType]
+            models[f"10 %, {pattern}, {words}"] = bf.convert(net, method)
+    # In turns: whatever else the machine does then slows all of them alike.
+    pairs = {name: calls(model, *data) for name, model in models.items()}
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in models}
+    for _ in range(NUM_REPEATS):
+        for name, pair in pairs.items():
+            times[name].append(tuple(_milliseconds_once(call) for call in pair))
+    ratios = {
+        name: [
+            statistics.median(
+                mine[part] / plain[part] for mine, plain in zip(taken, times["plain"], strict=True)
+            )
+            for part in (0, 1)
+        ]
+        for name, taken in times.items()
+    }
+    return [
+        {"what": name, "step_ratio": round(step, 3), "forward_ratio": round(forward, 3)}
+        for name, (step, forward) in ratios.items()
+    ]
+
+
+def _milliseconds_once(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - began)
 
 
 def num_bytes(model: nn.Module, optimizer: str) -> int:
@@ -113,10 +166,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/ssvi/cost_cpu.json"))
     wanted = parser.parse_args()
     torch.set_num_threads(1)
-    report = {"provenance": provenance(__file__), "memory": memory_rows(), "time": time_rows()}
+    report = {"provenance": provenance(__file__), "memory": memory_rows()}
+    report |= {"patterns": pattern_rows(), "time": time_rows()}
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
-    for row in (*report["memory"], *report["time"]):
+    for row in (*report["memory"], *report["patterns"], *report["time"]):
         print(", ".join(f"{key} {value}" for key, value in row.items()))
 
 
