@@ -288,3 +288,61 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed() -> None:
         bf.convert_(net, bf.PartialBayes(0.1, data=[(torch.randn(2, 7), torch.tensor([0, 1]))]))
     assert type(net[0]) is nn.Linear
     assert not posteriors(net)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter beside it."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.lora_down = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.lora_up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.lora_up(self.lora_down(x))
+
+
+def test_adapters_of_a_hugging_face_model_can_be_the_only_random_weights() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    net = transformers.BertForSequenceClassification(config)
+    attention = net.bert.encoder.layer[0].attention.self
+    for name in ("query", "value"):
+        setattr(attention, name, Adapted(getattr(attention, name)))
+    tokens, labels = torch.randint(0, 30, (12, 6)), torch.randint(0, 2, (12,))
+    loader = [{"input_ids": tokens, "labels": labels}]
+    for method in (
+        bf.MeanField(where="*lora_*"),
+        bf.PartialBayes(0.5, where="*lora_*", data=loader),
+    ):
+        model = bf.convert(net, method)
+        random = {row.path for row in bf.summary(model).rows}
+        assert len(random) == 4
+        assert all("lora_" in path for path in random)
+        bf.fit(model, loader, epochs=2, num_data=12, progress=False)
+        frozen = model.bert.encoder.layer[0].attention.self.query.layer.weight
+        assert torch.equal(frozen, attention.query.layer.weight)
+        assert bf.predict(model, {"input_ids": tokens}, num_samples=3).probs.shape == (12, 2)
+
+
+def test_the_kl_can_be_weighed_in_either_reading() -> None:
+    """KL / N is the library's own; with num_data = 1 the weight is on the KL itself."""
+    losses = []
+    for num_data, beta in ((120, 0.2), (1, 0.2 / 120)):
+        model = partial(0.2)
+        history = bf.fit(
+            model, batches(), epochs=2, num_data=num_data, beta=beta, seed=0, progress=False
+        )
+        losses.append(history.last["nll"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
