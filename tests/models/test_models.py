@@ -13,9 +13,13 @@ INPUT_SHAPES = {
     "mlp": (1, 28, 28),
     "lenet_300_100": (1, 28, 28),
     "lenet_5": (1, 28, 28),
+    "vit_base": (3, 224, 224),
+    "vit_small": (3, 224, 224),
+    "vit_tiny": (3, 224, 224),
     "volume_encoder": (1, 24, 24, 24),
 }
 PHOTOGRAPH = (3, 32, 32)
+IMAGENET_MODELS = {"vit_base", "vit_small", "vit_tiny"}
 TEXT_MODELS = {"text_transformer"}
 TWO_CLASSES = {*TEXT_MODELS, "volume_encoder"}
 EXPECTED = {
@@ -42,10 +46,16 @@ EXPECTED = {
     "vgg_13",
     "vgg_16",
     "vgg_19",
+    "vit_base",
+    "vit_mini",
+    "vit_small",
+    "vit_tiny",
     "volume_encoder",
 }
 # What makes a model small enough to run at once, where it offers that.
 SMALL = {"width": 4, "growth_rate": 2}
+# One of twelve blocks that are all alike, over few patches.
+SHALLOW = {"depth": 1, "patch_size": 56}
 KEEPS_ITS_WIDTH = {"cifar_resnet", "resnet_20", "resnet_56", "text_transformer"}
 # Hundreds of layers, slow even without numbers: their own tests pin every weight they have without
 # arguments, and small ones run here.
@@ -69,11 +79,15 @@ def output_shape_of(name):
     """Return the classes and, where each pixel has one, the height and width."""
     if name == "unet":
         return (11, *PHOTOGRAPH[1:])
+    if name in IMAGENET_MODELS:
+        return (1000,)
     return (2,) if name in TWO_CLASSES else (10,)
 
 
 def small(name):
-    """Return a model of full depth that runs at once on a processor."""
+    """Return a model that runs at once on a processor, of full depth but for the largest."""
+    if name in IMAGENET_MODELS:
+        return models[name](**SHALLOW)
     offered = inspect.signature(models[name]).parameters
     if name in KEEPS_ITS_WIDTH:
         return models[name]()

@@ -23,6 +23,14 @@ from bayesify.models.residual import ResNet, cifar_resnet, resnet_18, resnet_20,
 from bayesify.models.text import TextTransformer
 from bayesify.models.unet import UNet
 from bayesify.models.vgg import VGG, vgg_11, vgg_13, vgg_16, vgg_19
+from bayesify.models.vit import (
+    VisionTransformer,
+    resized_position,
+    vit_base,
+    vit_mini,
+    vit_small,
+    vit_tiny,
+)
 from bayesify.models.volume_encoder import VolumeEncoder
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "ResNet",
     "TextTransformer",
     "UNet",
+    "VisionTransformer",
     "VolumeEncoder",
     "build_model",
     "cifar_resnet",
@@ -49,6 +58,7 @@ __all__ = [
     "preact_resnet_50",
     "preact_resnet_101",
     "preact_resnet_152",
+    "resized_position",
     "resnet_18",
     "resnet_20",
     "resnet_56",
@@ -56,4 +66,8 @@ __all__ = [
     "vgg_13",
     "vgg_16",
     "vgg_19",
+    "vit_base",
+    "vit_mini",
+    "vit_small",
+    "vit_tiny",
 ]
