@@ -142,11 +142,12 @@ def test_fit_finds_the_posterior_of_the_random_weights() -> None:
     nn.init.constant_(plain.weight, 0.1)
     with torch.no_grad():
         plain.weight[0, :2] = 0.2
-    method = bf.PartialBayes(0.5, score="magnitude", prior_std=prior_std, initial_std=0.02)
+    choices = {"prior_std": prior_std, "initial_std": 0.02, "how": "local"}
+    method = bf.PartialBayes(0.5, score="magnitude", **choices)
     model = bf.convert(plain, method)
     site = model.weight_posterior
     assert site.random_index.tolist() == [0, 1]
-    options = {"learning_rate": 2e-2, "scale_learning_rate": 2e-2, "num_samples": 4}
+    options = {"learning_rate": 2e-2, "scale_learning_rate": 2e-2}
     loader = DataLoader(TensorDataset(x, y), num_data)
     likelihood = bf.GaussianRegression(noise)
     bf.fit(model, loader, epochs=2000, likelihood=likelihood, progress=False, **options)

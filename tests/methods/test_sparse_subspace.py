@@ -359,3 +359,49 @@ def test_rigl_is_the_same_machinery_without_scales() -> None:
         assert not torch.equal(site.index, before[path])
     plain = bf.revert(model)
     torch.testing.assert_close(plain(x), model(x))
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_the_density_falls_to_its_last_value(scope: str) -> None:
+    method = bf.SparseSubspace(0.2, first_density=0.6, scope=scope, interval=2, replacement=0.2)
+    model = bf.convert(network(), method)
+    assert sum(counts(model)) == pytest.approx(0.6 * 276, abs=2)
+    seen = []
+
+    class Watching(bf.SparseSubspace):
+        def after_step(self, model: nn.Module, update: Update) -> None:
+            super().after_step(model, update)
+            seen.append(sum(counts(model)))
+
+    options = {"first_density": 0.6, "scope": scope, "interval": 2, "replacement": 0.2}
+    model.bayesify.method = Watching(0.2, **options)
+    fitted(model, epochs=8)
+    assert seen == sorted(seen, reverse=True)
+    assert len(set(seen)) > 4
+    assert sum(counts(model)) == sum(counts(bf.convert(network(), bf.SparseSubspace(0.2))))
+
+
+def test_a_density_that_falls_can_be_resumed(tmp_path: Path) -> None:
+    method = bf.SparseSubspace(0.2, first_density=0.5, interval=2)
+    whole = bf.convert(network(), method)
+    fitted(whole, epochs=6, run_dir=tmp_path / "whole")
+    part = bf.convert(network(), method)
+
+    def stop(progress: float) -> float:
+        if progress >= 0.5:
+            raise KeyboardInterrupt
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(part, epochs=6, run_dir=tmp_path / "part", schedule=stop)
+    again = bf.convert(network(), method)
+    fitted(again, epochs=6, run_dir=tmp_path / "part", resume=True)
+    for first, second in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        assert first.shape == second.shape
+
+
+def test_a_first_density_below_the_last_is_refused() -> None:
+    with pytest.raises(ValueError, match="first_density must be at least density"):
+        bf.SparseSubspace(0.2, first_density=0.1)
+    with pytest.raises(ValueError, match="first_density must be at least density"):
+        bf.SparseSubspace(0.2, first_density=0.5, pattern="4x1")

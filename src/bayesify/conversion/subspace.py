@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesify.conversion.plan import Plan
 from bayesify.conversion.posterior import Posterior, as_stored
+from bayesify.conversion.sites import named_posteriors
 
 
 def densities(
@@ -104,8 +106,10 @@ def _move_state(state: Any, parameter: nn.Parameter, place: Tensor, stays: Tenso
             state[key] = torch.where(stays, kept, torch.zeros_like(kept))
 
 
-def moved(is_live: Tensor, worth: Tensor, want: Tensor, share: float, *, readmit: bool) -> Tensor:
-    """Return what lives after a move: as many as before.
+def moved(
+    is_live: Tensor, worth: Tensor, want: Tensor, share: float, *, readmit: bool, fewer: int = 0
+) -> Tensor:
+    """Return what lives after a move: as many as before, or `fewer`.
 
     Args:
         is_live: Whether each lives now.
@@ -113,16 +117,17 @@ def moved(is_live: Tensor, worth: Tensor, want: Tensor, share: float, *, readmit
         want: How much each would be worth having; the largest enter, −inf never.
         share: Share of those that live which leaves.
         readmit: Whether what leaves may enter again at once.
+        fewer: How many more leave than enter.
     """
     num_live = int(is_live.sum())
     num_free = int((~is_live & torch.isfinite(want)).sum())
     count = min(int(share * num_live), num_live if readmit else num_free)
-    if count == 0:
+    if count + fewer == 0:
         return is_live
     # An infinite worth (no spread) must still come before what does not live at all.
     bounded = worth.clamp_max(torch.finfo(worth.dtype).max).masked_fill(~is_live, math.inf)
     after = is_live.clone()
-    after[bounded.topk(count, largest=False).indices] = False
+    after[bounded.topk(min(count + fewer, num_live), largest=False).indices] = False
     closed = after if readmit else is_live
     after[want.masked_fill(closed, -math.inf).topk(count).indices] = True
     return after
@@ -158,6 +163,21 @@ def in_dense_order(posterior: Posterior, values: Tensor, fill: float) -> Tensor:
     assert posterior.index is not None
     dense = values.new_full((posterior.shape.numel(),), fill)
     return dense.index_copy(0, posterior.index.long(), values)
+
+
+def sparse_sites(model: nn.Module) -> dict[str, Posterior]:
+    """Return the posteriors of a model that exist in part only, by path."""
+    return {path: site for path, site in named_posteriors(model).items() if site.index is not None}
+
+
+def barred_entries(plan: Plan, path: str, site: Posterior) -> Tensor | None:
+    """Return the positions that never become random: the padding row of an embedding."""
+    row = next((entry.fixed_row for entry in plan.sites if entry.path == path), None)
+    if row is None:
+        return None
+    width = site.shape[1:].numel()
+    device = next(site.parameters()).device
+    return torch.arange(row * width, (row + 1) * width, device=device)
 
 
 def counts_in(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from bayesify.conversion.plan import Choices, Scale
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
+from bayesify.methods.checks import check_choice, check_count
 from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules
 from bayesify.training.likelihood import GaussianRegression
@@ -63,11 +64,8 @@ class MomentPropagation(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rules not in ("exact", "taylor"):
-            raise ValueError(f"rules must be 'exact' or 'taylor', got {self.rules!r}")
-        number = self.num_logits
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"num_logits must be a whole number >= 1, got {number!r}")
+        check_choice("rules", self.rules, ("exact", "taylor"))
+        check_count("num_logits", self.num_logits)
 
     def choices(self) -> Choices:
         """Return the Normal family and the Normal prior."""

@@ -26,6 +26,7 @@ from bayesify.conversion.select import Where, candidates
 from bayesify.conversion.sites import named_posteriors, replace_posteriors_
 from bayesify.distributions import Family, NormalPrior
 from bayesify.distributions.family import as_family
+from bayesify.methods.checks import check_choice, check_share
 from bayesify.methods.sensitivity import score_tensors, scores
 from bayesify.methods.variational import Variational
 from bayesify.registry import unknown
@@ -74,13 +75,10 @@ class PartialBayes(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = self.fraction
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise ValueError(f"fraction must lie in [0, 1], got {share!r}")
+        check_share("fraction", self.fraction, may_be_zero=True)
         if self.score not in scores:
             raise ValueError(unknown("score", self.score, scores))
-        if self.scope not in ("global", "layer"):
-            raise ValueError(f"scope must be 'global' or 'layer', got {self.scope!r}")
+        check_choice("scope", self.scope, ("global", "layer"))
         self._family()
 
     def _family(self) -> Family:

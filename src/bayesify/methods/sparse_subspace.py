@@ -28,6 +28,7 @@ from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.conversion.sites import named_posteriors, replace_posteriors_
 from bayesify.conversion.subspace import (
+    barred_entries,
     densities,
     in_dense_order,
     live_std,
@@ -35,11 +36,13 @@ from bayesify.conversion.subspace import (
     moved,
     moved_two_of_four,
     num_kept,
+    sparse_sites,
     two_of_four,
 )
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.distributions.importance import importance, importances
 from bayesify.distributions.scale import inverse_softplus
+from bayesify.methods.checks import check_choice, check_count, check_share
 from bayesify.methods.variational import Variational
 from bayesify.registry import unknown
 from bayesify.types import ConversionError
@@ -52,6 +55,8 @@ class SparseSubspace(Variational):
 
     Args:
         density: Share of the weights that exist.
+        first_density: Share that exists at first, where that is more: it falls along a half cosine,
+            move by move, and a compiled model is compiled anew each time. None never changes.
         removal: Which weights leave: "snr" (|mean| / std), "magnitude", "expected_magnitude",
             "magnitude_snr", "expected_exponential" or "exponential_snr", lowest first.
         addition: Which enter: those with the largest "gradient" of this step's sampled loss,
@@ -88,6 +93,7 @@ class SparseSubspace(Variational):
     biases: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
     density: float = 0.1
+    first_density: float | None = None
     removal: str = "snr"
     addition: Literal["gradient", "mean_gradient", "mean_abs_gradient"] = "gradient"
     interval: int = 100
@@ -110,21 +116,26 @@ class SparseSubspace(Variational):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("density", "replacement", "end"):
-            _check_share(name, getattr(self, name))
+            check_share(name, getattr(self, name))
         for name in ("interval", "num_gradients"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+            check_count(name, getattr(self, name))
+        if self.first_density is not None:
+            check_share("first_density", self.first_density)
+            if self.first_density < self.density or self.pattern != FREE:
+                raise ValueError(
+                    "first_density must be at least density, and pattern 'free', got "
+                    f"{self.first_density} with density={self.density}, pattern={self.pattern!r}"
+                )
         if self.removal not in importances:
             raise ValueError(unknown("removal criterion", self.removal, importances))
-        _check_choice("addition", self.addition, ("gradient", "mean_gradient", "mean_abs_gradient"))
-        _check_choice("scope", self.scope, ("layer", "global"))
-        _check_choice("start", self.start, ("random", "magnitude"))
+        check_choice("addition", self.addition, ("gradient", "mean_gradient", "mean_abs_gradient"))
+        check_choice("scope", self.scope, ("layer", "global"))
+        check_choice("start", self.start, ("random", "magnitude"))
         if isinstance(self.allocation, Mapping):
             for path, value in self.allocation.items():
-                _check_share(f"allocation[{path!r}]", value)
+                check_share(f"allocation[{path!r}]", value)
         else:
-            _check_choice("allocation", self.allocation, ("uniform", "erk"))
+            check_choice("allocation", self.allocation, ("uniform", "erk"))
         Pattern(self.pattern)
         if self.pattern != FREE and self.scope == "global":
             raise ValueError(
@@ -169,7 +180,8 @@ class SparseSubspace(Variational):
             part = site
             if self._is_sparse(site, shares[path]):
                 barred = barred_entries(plan, path, site)
-                part = narrowed(site, self._first_entries(site, shares[path], barred, generator))
+                share = min(1.0, shares[path] * self.excess(0.0))
+                part = narrowed(site, self._first_entries(site, share, barred, generator))
             new[site] = part if self.is_random else without_scales(part)
         replace_posteriors_(model, new)
         return model
@@ -218,6 +230,20 @@ class SparseSubspace(Variational):
     def share_replaced(self, step: int, num_steps: int) -> float:
         """Return the share of the weights that a move after this step replaces."""
         return 0.5 * self.replacement * (1 + math.cos(math.pi * step / (self.end * num_steps)))
+
+    def excess(self, progress: float) -> float:
+        """Return how many weights exist, over how many will, at this share of the moves."""
+        more = (self.first_density or self.density) / self.density - 1.0
+        return 1.0 + more * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+    def _num_after(self, shares: Mapping[Posterior, float], update: Update) -> int:
+        """Return how many entries of some tensors exist after a move."""
+        if self.first_density is None:
+            return sum(site.num_live for site in shares)
+        last = math.ceil(self.end * cast(int, update.num_steps)) - 1
+        factor = self.excess(update.step / max(last - last % self.interval, 1))
+        wanted = (num_kept(tuple(s.shape), min(1.0, factor * shares[s])) for s in shares)
+        return min(sum(wanted), sum(site.num_live for site in shares))
 
     @contextmanager
     def around_step(self, model: nn.Module, update: Update) -> Iterator[None]:
@@ -272,9 +298,11 @@ class SparseSubspace(Variational):
         share = self.share_replaced(update.step, cast(int, update.num_steps))
         plan = require_record(model).plan
         barred = {path: barred_entries(plan, path, site) for path, site in sites.items()}
+        kept = self._densities(plan)
         for names in [[path] for path in sites] if self.scope == "layer" else [list(sites)]:
             part = [(sites[path], gradients[path], barred[path]) for path in names]
-            self._move(part, share, update)
+            num_after = self._num_after({sites[path]: kept[path] for path in names}, update)
+            self._move(part, share, update, num_after)
 
     def _taken(self, site: Posterior, update: Update) -> Tensor:
         if self.addition == "mean_abs_gradient":
@@ -289,21 +317,26 @@ class SparseSubspace(Variational):
 
     @torch.no_grad()
     def _move(
-        self, part: Sequence[tuple[Posterior, Tensor, Tensor | None]], share: float, update: Update
+        self,
+        part: Sequence[tuple[Posterior, Tensor, Tensor | None]],
+        share: float,
+        update: Update,
+        num_after: int,
     ) -> None:
-        """Let the least important entries of some tensors leave, and as many enter."""
+        """Let the least important entries of some tensors leave, and others enter."""
         units = [self._units(*entry) for entry in part]
         is_live, worth, want = (torch.cat(column) for column in zip(*units, strict=True))
         if self.pattern == TWO_OF_FOUR:
             after = moved_two_of_four(is_live, worth, want, share)
         else:
-            after = moved(is_live, worth, want, share, readmit=self.readmit)
+            fewer = sum(site.num_live for site, *_ in part) - num_after
+            after = moved(is_live, worth, want, share, readmit=self.readmit, fewer=fewer)
         sizes = [len(each) for each, *_ in units]
         for (site, *_), kept in zip(part, after.split(sizes), strict=True):
             groups = self._groups(site)
             entries = kept if groups is None else kept[groups]
-            if int(entries.sum()) != site.num_live and self.scope == "layer":
-                raise AssertionError("a move must conserve the number of weights of a tensor")
+            if int(entries.sum()) != num_after and self.scope == "layer":
+                raise AssertionError("a move must leave as many weights as it should")
             move_(site, entries.nonzero()[:, 0], self._fresh(site), update.optimizers)
 
     def _units(
@@ -339,21 +372,6 @@ _MARK = "_bayesify_moves_by_the_mean"
 _SUM = "_bayesify_gradient_sum"
 
 
-def sparse_sites(model: nn.Module) -> dict[str, Posterior]:
-    """Return the posteriors of a model that exist in part only, by path."""
-    return {path: site for path, site in named_posteriors(model).items() if site.index is not None}
-
-
-def barred_entries(plan: Plan, path: str, site: Posterior) -> Tensor | None:
-    """Return the positions that never become random: the padding row of an embedding."""
-    row = next((entry.fixed_row for entry in plan.sites if entry.path == path), None)
-    if row is None:
-        return None
-    width = site.shape[1:].numel()
-    device = next(site.parameters()).device
-    return torch.arange(row * width, (row + 1) * width, device=device)
-
-
 def _mask(site: Posterior) -> Tensor:
     assert site.index is not None
     mask = torch.zeros(site.shape.numel(), dtype=torch.bool, device=site.index.device)
@@ -380,13 +398,3 @@ def _marked(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.__dict__.pop(_MARK, None)
-
-
-def _check_share(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
-        raise ValueError(f"{name} must lie in (0, 1], got {value!r}")
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
