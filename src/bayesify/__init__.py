@@ -52,7 +52,7 @@ from bayesify.methods import (
 )
 from bayesify.evaluation import evaluate, Evaluation
 from bayesify.compression import compress, sparsity
-from bayesify.exporting import save, load
+from bayesify.exporting import save, load, export, read_manifest, ExportError, Runtime
 from bayesify.models import build_model
 from bayesify.data import load_dataset
 
@@ -64,6 +64,7 @@ __all__ = [
     "DeepEnsemble",
     "Deterministic",
     "Evaluation",
+    "ExportError",
     "FitSettings",
     "GaussianRegression",
     "History",
@@ -76,6 +77,7 @@ __all__ = [
     "PartialBayes",
     "Predictive",
     "RigL",
+    "Runtime",
     "SparseSubspace",
     "VariationalDropout",
     "__version__",
@@ -86,6 +88,7 @@ __all__ = [
     "correct_moments",
     "elbo_loss",
     "evaluate",
+    "export",
     "fit",
     "kl",
     "load",
@@ -93,6 +96,7 @@ __all__ = [
     "mean_weights",
     "one_sample",
     "predict",
+    "read_manifest",
     "refresh_norms",
     "revert",
     "save",

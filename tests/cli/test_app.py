@@ -14,6 +14,7 @@ COMMANDS = (
     "predict",
     "evaluate",
     "compress",
+    "export",
     "summary",
     "reproduce",
     "report",

@@ -142,15 +142,15 @@ def test_fit_finds_the_posterior_of_the_random_weights() -> None:
     nn.init.constant_(plain.weight, 0.1)
     with torch.no_grad():
         plain.weight[0, :2] = 0.2
-    choices = {"prior_std": prior_std, "initial_std": 0.02, "how": "local"}
+    choices = {"prior_std": prior_std, "initial_std": 0.03, "how": "local"}
     method = bf.PartialBayes(0.5, score="magnitude", **choices)
     model = bf.convert(plain, method)
     site = model.weight_posterior
     assert site.random_index.tolist() == [0, 1]
-    options = {"learning_rate": 2e-2, "scale_learning_rate": 2e-2}
+    options = {"learning_rate": 2e-2, "scale_learning_rate": 2e-2, "num_samples": 3}
     loader = DataLoader(TensorDataset(x, y), num_data)
     likelihood = bf.GaussianRegression(noise)
-    bf.fit(model, loader, epochs=2000, likelihood=likelihood, progress=False, **options)
+    bf.fit(model, loader, epochs=1500, likelihood=likelihood, progress=False, **options)
     least_squares = (x.T @ y)[:, 0] / num_data
     precision = num_data / noise**2 + torch.tensor([1.0, 1.0, 0.0, 0.0]) / prior_std**2
     mean = least_squares * (num_data / noise**2) / precision

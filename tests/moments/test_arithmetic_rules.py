@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bayesify.moments import Moments
 from moments.sampling import assert_like_sampling, normal_moments
@@ -69,6 +70,11 @@ def test_quotient_by_moments_is_near_samples_for_a_narrow_divisor():
     x, y = normal_moments(3), Moments(torch.full((3,), 4.0, dtype=torch.float64), 1e-3)
     assert_like_sampling(torch.div, x, y, mean_error=1e-3, variance_error=1e-2)
     assert_like_sampling(lambda z: 1.0 / z, y, mean_error=0.01, variance_error=0.01)
+
+
+def test_gated_unit_multiplies_its_halves():
+    x = normal_moments(3, 8)
+    assert_like_sampling(F.glu, x)
 
 
 def test_in_place_operators_change_the_object():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.conversion.posterior import posteriors
 from bayesify.moments import MissingRuleError
-from bayesify.prediction.by_moments import _points
+from bayesify.prediction.by_moments import logit_points
 
 
 def network() -> nn.Sequential:
@@ -71,12 +71,12 @@ def test_without_a_scale_it_is_the_plain_network() -> None:
 def test_probabilities_are_the_average_over_the_logits() -> None:
     torch.manual_seed(1)
     mean, std = 2 * torch.randn(50, 10), torch.full((50, 10), 1.0)
-    points = _points(mean, 1)
+    points = logit_points(mean, 1)
     found = (mean + std * points).softmax(-1).mean(0)
     draws = torch.stack([(mean + std * torch.randn(50, 10)).softmax(-1) for _ in range(20_000)])
     distance = 0.5 * (found - draws.mean(0)).abs().sum(1)
     assert float(distance.mean()) < 0.01
-    assert torch.equal(points, _points(mean[:3], 1))
+    assert torch.equal(points, logit_points(mean[:3], 1))
 
 
 def test_classes_may_lie_on_another_axis() -> None:

@@ -4,6 +4,7 @@ from bayesify.cli.app import app
 from bayesify.cli.compress import compress
 from bayesify.cli.demo import demo
 from bayesify.cli.evaluate import evaluate
+from bayesify.cli.export import export
 from bayesify.cli.fit import fit
 from bayesify.cli.predict import predict
 from bayesify.cli.report import report
@@ -11,7 +12,7 @@ from bayesify.cli.reproduce import reproduce
 from bayesify.cli.summary import summary
 
 # In the order a newcomer meets them, which is the order `bayesify --help` lists them in.
-for command in (demo, fit, predict, evaluate, compress, summary, reproduce, report):
+for command in (demo, fit, predict, evaluate, compress, export, summary, reproduce, report):
     app.command()(command)
 
 __all__ = ["app"]

@@ -14,13 +14,17 @@ from bayesify.moments import (
     smooth_rules,  # noqa: F401
     softmax_rules,  # noqa: F401
 )
+from bayesify.moments.full_covariance import FullMoments
 from bayesify.moments.missing_rule import MissingRuleError
-from bayesify.moments.moments import Moments, moment_rules, registered_functions, rule
+from bayesify.moments.moments import Moments, rule
 from bayesify.moments.propagate import propagate
+from bayesify.moments.rule_table import current_rules, moment_rules, registered_functions
 
 __all__ = [
+    "FullMoments",
     "MissingRuleError",
     "Moments",
+    "current_rules",
     "moment_rules",
     "propagate",
     "registered_functions",

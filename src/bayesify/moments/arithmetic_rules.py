@@ -11,17 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.activation_rules import square
-from bayesify.moments.moments import (
-    Moments,
-    in_place,
-    mean_of,
-    rule,
-    variance_dtype,
-    variance_of,
-)
+from bayesify.moments.moments import Moments, in_place, mean_of, rule, variance_dtype, variance_of
 from bayesify.moments.products import product_variance
 from bayesify.moments.smooth_rules import reciprocal
 
@@ -94,6 +88,12 @@ def _negate(x: Moments) -> Moments:
 @rule(torch.positive, Tensor.positive, Tensor.__pos__)
 def _positive(x: Moments) -> Moments:
     return x
+
+
+@rule(F.glu)
+def _glu(x: Moments, dim: int = -1) -> Moments:
+    value, gate = x.chunk(2, dim)
+    return multiply(value, gate.sigmoid())
 
 
 rule(Tensor.__iadd__)(in_place(add))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayesify.moments.moments import Moments, rule
 from bayesify.moments.pooling_rules import output_sizes, per_side
+from bayesify.moments.products import full_precision
 
 _NEAREST = ("nearest", "nearest-exact")
 
@@ -115,9 +116,10 @@ def _interpolate(
         return Moments(mean, F.interpolate(v, size, scale_factor, **options))
     # Interpolation acts on one side at a time: its matrix is read off by interpolating unit rows.
     num_sides = v.ndim - 2
-    for side in range(num_sides):
-        matrix = _side_matrix(v, side, size, scale_factor, options)
-        v = torch.movedim(torch.movedim(v, side + 2, -1) @ matrix.square(), -1, side + 2)
+    with full_precision(v):
+        for side in range(num_sides):
+            matrix = _side_matrix(v, side, size, scale_factor, options)
+            v = torch.movedim(torch.movedim(v, side + 2, -1) @ matrix.square(), -1, side + 2)
     return Moments(mean, v)
 
 
@@ -129,13 +131,16 @@ def _side_matrix(
     length = v.shape[side + 2]
     units = torch.eye(length, dtype=v.dtype, device=v.device)
     units = units.view(1, length, *(length if axis == side else 1 for axis in range(num_sides)))
+    # The other sides keep their size, of 2: antialiasing misreads an image that is 1 wide.
+    units = units.expand(1, length, *(length if axis == side else 2 for axis in range(num_sides)))
     sizes = factors = None
     if size is not None:
         sizes = [
-            per_side(size, num_sides)[side] if axis == side else 1 for axis in range(num_sides)
+            per_side(size, num_sides)[side] if axis == side else 2 for axis in range(num_sides)
         ]
     else:
         given = [scale_factor] if isinstance(scale_factor, (int, float)) else list(scale_factor)
         factor = float((given * num_sides if len(given) == 1 else given)[side])
         factors = [factor if axis == side else 1.0 for axis in range(num_sides)]
-    return F.interpolate(units, sizes, factors, **options).flatten(2)[0]
+    rows = F.interpolate(units.contiguous(), sizes, factors, **options)[0]
+    return rows.movedim(side + 1, 1).reshape(length, rows.shape[side + 1], -1)[..., 0]

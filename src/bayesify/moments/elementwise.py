@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import hermite_moments
-from bayesify.moments.moments import Moments, Rule, current_rules, rule, variance_dtype
+from bayesify.moments.moments import Moments, rule, variance_dtype
+from bayesify.moments.rule_table import Rule, current_rules
 
 Function = Callable[..., Tensor]
 

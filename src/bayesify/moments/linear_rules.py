@@ -168,7 +168,8 @@ def _einsum(equation: str, *operands: Any) -> Moments:
         # Entries are moved and summed, with no factor but 1.
         x = parts[0]
         variance = variance_of(x)
-        moved = None if variance is None else torch.einsum(equation, variance)
+        with full_precision(mean_of(x)):
+            moved = None if variance is None else torch.einsum(equation, variance)
         return Moments(torch.einsum(equation, mean_of(x)), moved)
     if len(parts) > 2:
         raise ValueError(

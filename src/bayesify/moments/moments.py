@@ -8,39 +8,28 @@ with `@rule(torch.relu, torch.Tensor.relu, ...)`. A function without a rule rais
 `Moments` is a plain class and not a subclass of `torch.Tensor`: a subclass would have a storage
 of its own, pass silently through any C++ code that does not dispatch (as the fused attention
 layers do), and be traced by `torch.compile` as one tensor where there are two. The compiler
-reads the plain class as its two tensors; it needs it without `__slots__`, and the chosen rules in
-a plain attribute, since it traces no `ContextVar` and does not guard a thread's own variables.
+reads the plain class as its two tensors, as long as it has no `__slots__`.
 
 Forwards call `x.mean(dim)`, people read `x.mean`. `Moments.mean` is therefore the tensor, of a
 class that can also be called. The compiler cannot call a tensor: inside a compiled function
 `mean` is the method alone, and `expected` or `pair()` give the tensor, as they do anywhere.
+Nor does the compiler (torch 2.13) trace `@` between two moments: `torch.matmul` it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import FunctionType
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
-from bayesify.moments.missing_rule import missing_rule, name_of
+from bayesify.moments.missing_rule import missing_rule
+from bayesify.moments.rule_table import TABLES, TENSOR_METHODS, Rule, Rules, dispatch, table_key
+from bayesify.moments.rule_table import current_rules as current_rules
 
-Rules = Literal["exact", "taylor"]
-Rule = Callable[..., Any]
 Registered = TypeVar("Registered", bound=Rule)
-
-_TABLES: dict[str, dict[Any, Rule]] = {"exact": {}, "taylor": {}}
-
-
-class _Chosen:
-    """Which of the tables is read; one choice for the whole process."""
-
-    rules: Rules = "exact"
-
-
-_chosen = _Chosen()
 
 
 class CallableMean(Tensor):
@@ -212,6 +201,22 @@ class Moments:
         return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}{certain})"
 
 
+def _flatten(moments: Moments) -> tuple[list[Any], None]:
+    return [moments.expected, moments.variance_or_none], None
+
+
+def _unflatten(children: Iterable[Any], context: None) -> Moments:
+    del context
+    # Not by the constructor: tree functions put other things than tensors in their places.
+    moments = object.__new__(Moments)
+    moments.expected, moments.variance_or_none = children
+    return moments
+
+
+# So that what walks over inputs and outputs finds the tensors: sharding, vmap, export.
+register_pytree_node(Moments, _flatten, _unflatten, serialized_type_name="bayesify.moments.Moments")
+
+
 def variance_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type that the variance of a mean of this type has: at least float32."""
     return torch.promote_types(dtype, torch.float32)
@@ -234,49 +239,6 @@ def rule(*functions: Any, form: Rules = "exact") -> Callable[[Registered], Regis
         return implementation
 
     return register
-
-
-def find_rule(function: Any) -> Rule | None:
-    """Return the rule for a torch function under the current choice of rules, or None."""
-    key = _key(function)
-    found = _TABLES[_chosen.rules].get(key)
-    return _TABLES["exact"].get(key) if found is None else found
-
-
-def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer a torch function, or the method of a tensor named "Tensor.view", by its rule."""
-    implementation = find_rule(function)
-    if implementation is None:
-        raise missing_rule(name_of(function))
-    return implementation(*args, **kwargs)
-
-
-class moment_rules:  # noqa: N801 (used as a verb: `with moment_rules("taylor"):`)
-    """Choose the rules of a block: "exact" moments, or the first-order "taylor" ones.
-
-    The choice holds for the whole process, all threads included.
-
-    Args:
-        rules: "exact" or "taylor".
-    """
-
-    def __init__(self, rules: Rules) -> None:
-        if rules not in _TABLES:
-            raise ValueError(f"rules must be 'exact' or 'taylor', got {rules!r}")
-        self.rules: Rules = rules
-        self.before: Rules = rules
-
-    def __enter__(self) -> None:
-        self.before = _chosen.rules
-        _chosen.rules = self.rules
-
-    def __exit__(self, *exception: object) -> None:
-        _chosen.rules = self.before
-
-
-def current_rules() -> Rules:
-    """Return which rules are chosen now: "exact" or "taylor"."""
-    return _chosen.rules
 
 
 def as_moments(value: Any) -> Moments:
@@ -305,48 +267,13 @@ def in_place(implementation: Rule) -> Rule:
     return assign
 
 
-def registered_functions() -> list[Any]:
-    """Return every torch function that has a rule."""
-    return [function for function in _TABLES["exact"] if not isinstance(function, str)]
-
-
 def _file(function: Any, implementation: Rule, form: Rules) -> None:
-    _TABLES[form][_key(function)] = implementation
-    for name in _TENSOR_METHODS.get(function, ()):
+    TABLES[form][table_key(function)] = implementation
+    for name in TENSOR_METHODS.get(function, ()):
         key = f"Tensor.{name}"
-        _TABLES[form][key] = implementation
+        TABLES[form][key] = implementation
         if name not in Moments.__dict__:
             setattr(Moments, name, _method(key))
-
-
-def _tensor_methods() -> dict[Any, list[str]]:
-    """Return the names under which torch.Tensor has each of its methods."""
-    methods: dict[Any, list[str]] = {}
-    for name in dir(torch.Tensor):
-        function = getattr(torch.Tensor, name, None)
-        if callable(function):
-            methods.setdefault(function, []).append(name)
-    return methods
-
-
-def _key(function: Any) -> Any:
-    """Return what a function is filed under: itself, or the name of a method.
-
-    Methods that torch wrote in Python go by name, as the compiler misses them in a table.
-    """
-    name = getattr(function, "__name__", "")
-    if name in _PYTHON_METHODS and getattr(torch.Tensor, name) is function:
-        return f"Tensor.{name}"
-    return function
-
-
-_TENSOR_METHODS = _tensor_methods()
-_PYTHON_METHODS = {
-    name
-    for function, names in _TENSOR_METHODS.items()
-    for name in names
-    if isinstance(function, FunctionType) and function.__name__ == name
-}
 
 
 def _method(key: str) -> Rule:

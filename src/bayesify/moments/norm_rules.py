@@ -15,15 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.moments import (
-    Moments,
-    as_moments,
-    current_rules,
-    mean_of,
-    rule,
-    variance_dtype,
-    variance_of,
-)
+from bayesify.moments.moments import Moments, as_moments, mean_of, rule, variance_dtype, variance_of
+from bayesify.moments.rule_table import current_rules
 
 
 def standardise(x: Moments, eps: float) -> Moments:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import maximum_moments
-from bayesify.moments.moments import Moments, as_moments, current_rules, rule, variance_dtype
+from bayesify.moments.moments import Moments, as_moments, rule, variance_dtype
+from bayesify.moments.rule_table import current_rules
 
 Sizes = int | Sequence[int]
 

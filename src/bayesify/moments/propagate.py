@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, Rules, moment_rules
+from bayesify.moments.moments import Moments
+from bayesify.moments.rule_table import Rules, moment_rules
 
 
 def propagate(model: Callable[..., Any], inputs: Any, rules: Rules = "exact", **kwargs: Any) -> Any:

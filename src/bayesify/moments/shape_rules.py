@@ -170,8 +170,13 @@ _QUESTIONS = (
 _register(chain(*_QUESTIONS), _of_mean)
 
 
-def _transposed(x: Moments) -> Moments:
-    return x if x.ndim < 2 else x.transpose(-2, -1)
+def _matrix_transposed(x: Moments) -> Moments:
+    return x.transpose(-2, -1)
 
 
-Moments.mT = Moments.T = property(_transposed)  # pyright: ignore[reportAttributeAccessIssue]
+def _reversed(x: Moments) -> Moments:
+    return x.permute(*reversed(range(x.ndim)))
+
+
+Moments.mT = property(_matrix_transposed)  # pyright: ignore[reportAttributeAccessIssue]
+Moments.T = property(_reversed)  # pyright: ignore[reportAttributeAccessIssue]

@@ -52,7 +52,7 @@ def predict_moments(
     if isinstance(likelihood, Classification):
         axis = likelihood.class_axis or 1
         accumulator = ClassificationAccumulator(axis)
-        for points in _points(mean, axis).split(_CHUNK):
+        for points in logit_points(mean, axis).split(_CHUNK):
             accumulator.update(mean + variance.sqrt() * points)
         return accumulator.result(made_by)
     if isinstance(likelihood, GaussianRegression):
@@ -64,7 +64,7 @@ def predict_moments(
     return CustomPredictive(0, made_by, mean, variance)
 
 
-def _points(logits: Tensor, class_axis: int) -> Tensor:
+def logit_points(logits: Tensor, class_axis: int) -> Tensor:
     """Return standard Normal points, shaped to be added to logits: (points, 1, ..., C, ...)."""
     axis = class_axis % logits.ndim
     points = _sobol(logits.shape[axis]).to(logits)
