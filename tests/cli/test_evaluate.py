@@ -49,7 +49,7 @@ def test_evaluate_takes_metrics_ways_and_a_model_file(run_folder, invoke, tmp_pa
         ),
         (["--ood", "two_moons"], "data set 'two_moons' has inputs of shape (2,)"),
         (["--metric", "nlll"], "unknown metric 'nlll'. Did you mean 'nll'?"),
-        (["--by", "moments"], "unknown way to predict with mean_field 'moments'"),
+        (["--by", "magic"], "unknown way to predict with mean_field 'magic'"),
         (["--data", "digitz"], "unknown data set 'digitz'. Did you mean 'digits'?"),
     ],
 )

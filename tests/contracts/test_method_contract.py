@@ -31,7 +31,7 @@ def batches() -> DataLoader[tuple[torch.Tensor, ...]]:
 def test_method_goes_through_every_stage(name: str, tmp_path: Path) -> None:
     net = network()
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    method = methods[name](**OPTIONS.get(name, {}))
+    method = methods[name](**OPTIONS.get(name, {})).for_data(batches())
     model = bf.convert(net, method)
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
     assert bf.kl(model).item() >= 0
@@ -53,7 +53,7 @@ def test_method_goes_through_every_stage(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(methods))
 def test_method_refuses_a_converted_model_and_a_class(name: str) -> None:
-    method = methods[name]()
+    method = methods[name]().for_data(batches())
     model = bf.convert(network(), method)
     with pytest.raises(bf.ConversionError, match="call revert first"):
         bf.convert(model, method)
