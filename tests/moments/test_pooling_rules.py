@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bayesify.moments import Moments, moment_rules
+from bayesify.moments.pooling_rules import fold_maximum
 from moments.sampling import assert_like_sampling, normal_moments
 
 GEOMETRIES = [
@@ -126,3 +127,27 @@ def test_extremes_stay_finite_and_at_least_zero():
         result = F.max_pool2d(Moments(m, variance), 2)
         assert result.expected.item() >= 1e4
         assert 0 <= result.variance.item() <= variance * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kernel", [(1, 2), (3, 1), (2, 2), (1, 1)])
+@pytest.mark.parametrize("stride", [None, 1])
+def test_small_windows_are_folded_as_large_ones_are(kernel, stride):
+    torch.manual_seed(0)
+    mean = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    variance = torch.rand(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    quick = F.max_pool2d(Moments(mean, variance), kernel, stride)
+    height, width = kernel
+    down, across = (height, width) if stride is None else (stride, stride)
+    windows = [
+        part.unfold(2, height, down).unfold(3, width, across).flatten(4)
+        for part in (mean, variance)
+    ]
+    slow = fold_maximum(*windows)
+    for found, expected in zip(quick.pair(), slow, strict=True):
+        torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad((pair[0] + 2 * pair[1]).sum(), (mean, variance))
+        for pair in (quick.pair(), slow)
+    ]
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected)
