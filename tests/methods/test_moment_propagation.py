@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -160,3 +161,28 @@ def test_what_makes_no_sense_is_refused() -> None:
         bf.MomentPropagation(rules="best")
     with pytest.raises(ValueError, match="num_logits must be a whole number >= 1, got 0"):
         bf.MomentPropagation(num_logits=0)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 20), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = torch.utils.checkpoint.checkpoint
+        return self.last(run(lambda x: torch.relu(self.first(x)), x, use_reentrant=False))
+
+
+def test_a_gradient_checkpoint_repeats_the_moments() -> None:
+    torch.manual_seed(0)
+    net = Checkpointed()
+    plain = nn.Sequential(net.first, nn.ReLU(), net.last)
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    method, gradients = bf.MomentPropagation(initial_std=0.2), []
+    for each in (net, plain):
+        model = bf.convert(each, method)
+        model.bayesify.likelihood = bf.GaussianRegression(0.3)
+        expected_nll(method, model, x, y).backward()
+        gradients.append([value.grad for value in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)

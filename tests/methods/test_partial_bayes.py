@@ -347,3 +347,10 @@ def test_the_kl_can_be_weighed_in_either_reading() -> None:
         )
         losses.append(history.last["nll"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_family_offers_the_ways_it_has() -> None:
+    assert "local" not in bf.PartialBayes(0.1, family="radial").ways
+    assert "moments" not in bf.PartialBayes(0.1, family="horseshoe").ways
+    with pytest.raises(ValueError, match="how='local' needs a Normal posterior"):
+        bf.PartialBayes(0.1, family="radial", how="local")

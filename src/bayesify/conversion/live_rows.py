@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayesify.conversion.posterior import Posterior
 
@@ -47,7 +46,6 @@ def live_rows(layer: nn.Module, posterior: Posterior, inputs: Tensor) -> Tensor 
         or posterior.shape.numel() < LEAST_WEIGHTS
         or index.numel() > LARGEST_DENSITY * posterior.shape.numel()
         or not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        or isinstance(layer, _ConvTransposeNd)
         or getattr(layer, "groups", 1) != 1
         or type(inputs) is not Tensor
         or torch.compiler.is_compiling()

@@ -182,13 +182,14 @@ class Posterior(nn.Module):
 
         Moments stand where a tensor would (`bayesify.moments`).
         """
-        if self.how == "moments" and self.num_random > 0:
-            return cast(Tensor, Moments(*self.dense_moments()))
         if torch.compiler.is_compiling() and self._is_repeated():
             refuse_compiled_code()
         drawn = self._to_repeat()
-        if (drawn or self).how in ("mean", "moments") or self.num_random == 0:
+        way = (drawn or self).how
+        if way == "mean" or self.num_random == 0:
             return self.dense_mean()
+        if way == "moments":
+            return cast(Tensor, Moments(*self.dense_moments()))
         if drawn is not None:
             return self._draw_again(drawn)
         if not self._held:

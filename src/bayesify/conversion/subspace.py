@@ -158,6 +158,14 @@ def moved_two_of_four(is_live: Tensor, worth: Tensor, want: Tensor, share: float
     return after.flatten()
 
 
+def live_mask(site: Posterior) -> Tensor:
+    """Return whether each entry of a tensor exists, flat."""
+    assert site.index is not None
+    mask = torch.zeros(site.shape.numel(), dtype=torch.bool, device=site.index.device)
+    mask[site.index] = True
+    return mask
+
+
 def in_dense_order(posterior: Posterior, values: Tensor, fill: float) -> Tensor:
     """Return one number per live entry as a flat dense tensor, `fill` where nothing lives."""
     assert posterior.index is not None

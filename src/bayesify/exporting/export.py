@@ -25,6 +25,7 @@ from bayesify.exporting.onnx_file import OnnxRunner, onnx_content, require_onnx
 from bayesify.exporting.torch_file import TorchRunner, torch_content, trace
 from bayesify.moments import Moments
 from bayesify.prediction.by_moments import NUM_POINTS
+from bayesify.prediction.moment_correction import corrected
 from bayesify.registry import unknown
 from bayesify.training.likelihood import Classification, Likelihood, as_likelihood
 from bayesify.types import output_tensor
@@ -83,7 +84,13 @@ def export(
         meaning = _likelihood(record, likelihood, what)
         example = _examples(twin, example_inputs)
         graph, facts = _graph(twin, record, meaning, what, num_samples, example)
-        with record.method.sampling(graph.network.network, _WAYS[what]), torch.no_grad():
+        network = graph.network.network
+        factors = record.moment_factors if what == "moments" else None
+        with (
+            record.method.sampling(network, _WAYS[what]),
+            corrected(network, factors),
+            torch.no_grad(),
+        ):
             with torch.random.fork_rng(devices=[]):
                 outputs = graph(*example.tensors)
             inputs = dict(zip(_free_names(example.names, outputs), example.tensors, strict=True))
@@ -231,6 +238,8 @@ def _graph(
         facts = {"num_random_weights": network.num_random}
         if isinstance(likelihood, Classification):
             facts["num_points"] = NUM_POINTS
+        if record.moment_factors:
+            facts["is_corrected"] = True
         return MomentsGraph(network, likelihood, output), facts
     network = FoldedNetwork(twin, fold_draw, names)
     if posteriors(twin) and not network.num_random:

@@ -17,9 +17,3 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
     """Raise a ValueError unless a value is one of the known ones."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise a ValueError unless a value is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")

@@ -24,10 +24,11 @@ from bayesify.conversion.plan import Choices, Scale
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
-from bayesify.methods.checks import check_choice, check_count
+from bayesify.methods.checks import check_choice
 from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules
 from bayesify.training.likelihood import GaussianRegression
+from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
 
 

@@ -19,7 +19,7 @@ from bayesify.conversion.select import Where
 from bayesify.distributions import Family, Prior, divergence_problem, estimators
 from bayesify.distributions.divergence import AUTO
 from bayesify.distributions.family import as_family, as_prior, describe
-from bayesify.methods.variational import Variational
+from bayesify.methods.variational import Variational, check_local, ways_of
 from bayesify.registry import unknown
 
 PriorChoice = str | Mapping[str, Any] | Prior | Callable[[str, tuple[int, ...]], Prior]
@@ -79,11 +79,7 @@ class MonteCarloKL(Variational):
         if self.num_samples < 1:
             raise ValueError(f"num_samples must be a whole number >= 1, got {self.num_samples}")
         family, prior = self.chosen_family, self.prior
-        if self.how == "local" and not family.is_gaussian:
-            raise ValueError(
-                f"how='local' needs a Normal posterior, got family={family.name!r}: a sum of its "
-                "weights has no known law; take how='sample'"
-            )
+        check_local(self.how, family)
         if isinstance(prior, Prior):
             problem = divergence_problem(family, prior, self.estimator)
             if problem:
@@ -96,14 +92,8 @@ class MonteCarloKL(Variational):
 
     @property
     def ways(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Ways `predict(by=...)` can go.
-
-        Outputs can be drawn for Normal posteriors only, and moments need a variance.
-        """
-        family = self.chosen_family
-        barred = set() if family.is_gaussian else {"local"}
-        barred |= set() if family.has_moment(2.0) else {"moments"}
-        return {way: words for way, words in Variational.ways.items() if way not in barred}
+        """Ways `predict(by=...)` can go with this family."""
+        return ways_of(self.chosen_family)
 
     def choices(self) -> Choices:
         """Return the family, the prior of each site, and how the KL is found."""

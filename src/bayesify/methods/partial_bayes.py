@@ -28,7 +28,7 @@ from bayesify.distributions import Family, NormalPrior
 from bayesify.distributions.family import as_family
 from bayesify.methods.checks import check_choice, check_share
 from bayesify.methods.sensitivity import score_tensors, scores
-from bayesify.methods.variational import Variational
+from bayesify.methods.variational import Variational, check_local, ways_of
 from bayesify.registry import unknown
 
 
@@ -79,10 +79,17 @@ class PartialBayes(Variational):
         if self.score not in scores:
             raise ValueError(unknown("score", self.score, scores))
         check_choice("scope", self.scope, ("global", "layer"))
-        self._family()
+        check_local(self.how, self.chosen_family)
 
-    def _family(self) -> Family:
+    @property
+    def chosen_family(self) -> Family:
+        """The family itself, whatever way it was named."""
         return as_family(self.family)
+
+    @property
+    def ways(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Ways `predict(by=...)` can go with this family."""
+        return ways_of(self.chosen_family)
 
     def for_data(self, data: Iterable[Any] | None) -> Method:
         """Return the method with data to score by, where it has none of its own."""
@@ -95,7 +102,7 @@ class PartialBayes(Variational):
     def choices(self) -> Choices:
         """Return the family and the Normal prior."""
         prior = NormalPrior(std=self.prior_std)
-        return Choices(self._family(), lambda *_: prior, self.initial_std, self.how, self.scale)
+        return Choices(self.chosen_family, lambda *_: prior, self.initial_std, self.how, self.scale)
 
     def plan(self, model: nn.Module) -> Plan:
         """Select the tensors, and check that there are data to score by."""

@@ -31,6 +31,7 @@ from bayesify.conversion.subspace import (
     barred_entries,
     densities,
     in_dense_order,
+    live_mask,
     live_std,
     move_,
     moved,
@@ -42,9 +43,10 @@ from bayesify.conversion.subspace import (
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.distributions.importance import importance, importances
 from bayesify.distributions.scale import inverse_softplus
-from bayesify.methods.checks import check_choice, check_count, check_share
+from bayesify.methods.checks import check_choice, check_share
 from bayesify.methods.variational import Variational
 from bayesify.registry import unknown
+from bayesify.training.settings import check_count
 from bayesify.types import ConversionError
 
 
@@ -117,8 +119,8 @@ class SparseSubspace(Variational):
         super().__post_init__()
         for name in ("density", "replacement", "end"):
             check_share(name, getattr(self, name))
-        for name in ("interval", "num_gradients"):
-            check_count(name, getattr(self, name))
+        check_count("interval", self.interval)
+        check_count("num_gradients", self.num_gradients)
         if self.first_density is not None:
             check_share("first_density", self.first_density)
             if self.first_density < self.density or self.pattern != FREE:
@@ -344,7 +346,7 @@ class SparseSubspace(Variational):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return, for all that comes and goes together: whether it lives, its worth, its pull."""
         score = importance(self.removal, cast(Tensor, site.mean), live_std(site))
-        is_live, worth = _mask(site), in_dense_order(site, score, 0.0)
+        is_live, worth = live_mask(site), in_dense_order(site, score, 0.0)
         want = gradient.double()
         if barred is not None:
             want = want.index_fill(0, barred, -math.inf)
@@ -370,13 +372,6 @@ class SparseSubspace(Variational):
 
 _MARK = "_bayesify_moves_by_the_mean"
 _SUM = "_bayesify_gradient_sum"
-
-
-def _mask(site: Posterior) -> Tensor:
-    assert site.index is not None
-    mask = torch.zeros(site.shape.numel(), dtype=torch.bool, device=site.index.device)
-    mask[site.index] = True
-    return mask
 
 
 @contextmanager

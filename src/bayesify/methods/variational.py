@@ -18,6 +18,26 @@ from bayesify.conversion.posterior import How
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where, select
 from bayesify.conversion.sites import named_posteriors
+from bayesify.distributions import Family
+
+
+def ways_of(family: Family) -> dict[str, str]:
+    """Return the ways to predict with a posterior of a family.
+
+    Outputs can be drawn for Normal posteriors only, and moments need a variance.
+    """
+    barred = set() if family.is_gaussian else {"local"}
+    barred |= set() if family.has_moment(2.0) else {"moments"}
+    return {way: words for way, words in Variational.ways.items() if way not in barred}
+
+
+def check_local(how: str, family: Family) -> None:
+    """Raise a ValueError where outputs are to be drawn that have no known law."""
+    if how == "local" and not family.is_gaussian:
+        raise ValueError(
+            f"how='local' needs a Normal posterior, got family={family.name!r}: a sum of its "
+            "weights has no known law; take how='sample'"
+        )
 
 
 class Variational(Method):

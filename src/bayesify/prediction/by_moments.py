@@ -42,9 +42,10 @@ def predict_moments(
         likelihood: What its outputs mean.
         made_by: How it is made, in words.
     """
-    if require_record(model).moment_factors:
+    factors = require_record(model).moment_factors
+    if factors:
         made_by = f"{made_by}, corrected by module"
-    with corrected(model):
+    with corrected(model, factors):
         output = output_tensor(call_model(model, inputs), (Tensor, Moments))
     mean, variance = output.pair() if isinstance(output, Moments) else (output, None)
     mean = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean

@@ -61,9 +61,8 @@ def correct_moments(model: nn.Module, data: Any, num_samples: int = 200) -> dict
 
 
 @contextmanager
-def corrected(model: nn.Module) -> Iterator[None]:
-    """Open a context in which the factors of a model, where it has any, are applied."""
-    factors = require_record(model).moment_factors
+def corrected(model: nn.Module, factors: Mapping[str, float] | None) -> Iterator[None]:
+    """Open a context in which factors by the names of modules are applied, where there are any."""
     if not factors:
         yield
         return

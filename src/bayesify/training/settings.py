@@ -95,10 +95,10 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "num_samples", "accumulate", "val_samples"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("patience", "checkpoint_every"):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         for name in ("learning_rate", "scale_learning_rate"):
             _check_positive(name, getattr(self, name))
         if self.clip_norm is not None:
@@ -184,7 +184,8 @@ def num_examples(loader: Any, settings: FitSettings) -> float:
     )
 
 
-def _check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object) -> None:
+    """Raise a ValueError unless a value is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
 
