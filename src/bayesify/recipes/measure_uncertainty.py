@@ -32,10 +32,12 @@ from bayesify.recipes.measure import measures
 from bayesify.recipes.measure_confidence import best_kl, mean_std
 from bayesify.recipes.ood import make_ood, ood_variants
 from bayesify.recipes.run import Parts
+from bayesify.training import refresh_norms
 from bayesify.types import device_of
 
 _SCORES = ("accuracy", "nll", "brier", "ece", "marginal_calibration_error")
 _INITIAL_STD = 0.01
+_NORM_BATCHES = 100
 _STORED = {"dense": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -53,7 +55,8 @@ class UncertaintyOptions:
         severities: How badly, from 1 to 5.
         num_corrupted: How many test examples are spoiled; None for all.
         rotations: Degrees by which to turn the test images.
-        keep: Shares of the weights to keep when the trained network is pruned by |mean| / std.
+        keep: Shares of the weights to keep when the trained network is pruned by |mean| / std,
+            its batch norms then measured anew on training data.
         files: Whether to measure the files of the model, and what bfloat16 changes.
         flops: Whether to count multiplications.
     """
@@ -166,6 +169,8 @@ def _rotated(parts: Parts, angle: float, chosen: UncertaintyOptions) -> dict[str
 
 def _pruned(parts: Parts, share: float, chosen: UncertaintyOptions) -> dict[str, Any]:
     small = compress(parts.model, by="snr", keep=share, shrink=False)
+    with _precision(parts):  # statistics of the whole network would be unfair to what is left of it
+        refresh_norms(small, parts.train, num_batches=_NORM_BATCHES)
     found = _predicted(parts, small, parts.data.test, chosen)
     return {"keep": share, "scores": _scores(found, parts.data.test)}
 
