@@ -12,20 +12,16 @@ hardware's own two-of-four product against the dense one, for inference.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_turns import give_row, in_turn, milliseconds, rows_of
 from provenance import provenance
 from torch import Tensor, nn
 
@@ -45,7 +41,7 @@ METHODS: dict[str, bf.Method] = {
     "10 %, filters, weights drawn": bf.SparseSubspace(0.1, how="sample", pattern="filter"),
     "2:4, weights drawn": bf.SparseSubspace(how="sample", pattern="2:4"),
 }
-METHODS_INDEX = {name: index for index, name in enumerate(METHODS)}
+NAMES = tuple(METHODS)
 
 
 def make_step(model: nn.Module, *, optimizer: str, is_compiled: bool) -> Callable[[], None]:
@@ -114,49 +110,28 @@ def memory_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def time_one(name: str, folder: Path, number: int) -> None:
+def time_one(name: str, folder: Path) -> None:
     """Compile, wait until all have, then be timed while nobody else runs."""
     step = make_step(made(METHODS[name]), optimizer="sgd", is_compiled=True)
-    for _ in range(5):
-        step()
-    torch.cuda.synchronize()
-    (folder / f"ready-{METHODS_INDEX[name]}").touch()
-    while len(list(folder.glob("ready-*"))) < number:
-        time.sleep(0.2)
-    with (folder / "turn").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+
+    def warm_up() -> None:
+        for _ in range(5):
+            step()
+
+    with in_turn(NAMES, name, folder, warm_up):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         times = [milliseconds(step) for _ in range(NUM_REPEATS)]
         peak = torch.cuda.max_memory_allocated()
-    row = {"what": name, "step_ms": round(statistics.median(times), 3), "peak_bytes": peak}
-    (folder / f"row-{METHODS_INDEX[name]}.json").write_text(json.dumps({**row, "held": before}))
-
-
-def milliseconds(call: Callable[[], object], inner: int = 5) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(inner):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / inner
+    row = {"step_ms": round(statistics.median(times), 3), "peak_bytes": peak, "held": before}
+    give_row(NAMES, name, folder, row)
 
 
 def time_rows() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [sys.executable, __file__, "--one", name, "--variant"]
-        children = [subprocess.Popen([*command, variant]) for variant in METHODS]
-        codes = [child.wait() for child in children]
-        if any(codes):
-            raise RuntimeError(f"a variant failed: exit codes {codes}")
-        rows = [
-            json.loads((folder / f"row-{number}.json").read_text())
-            for number in METHODS_INDEX.values()
-        ]
+    rows = rows_of(__file__, NAMES)
     for row in rows:
-        row["ratio_to_plain"] = round(row["step_ms"] / rows[0]["step_ms"], 3)
+        if "step_ms" in row and "step_ms" in rows[0]:
+            row["ratio_to_plain"] = round(row["step_ms"] / rows[0]["step_ms"], 3)
     return rows
 
 
@@ -193,7 +168,7 @@ def main() -> None:
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.one is not None:
-        time_one(wanted.variant, wanted.one, len(METHODS))
+        time_one(wanted.variant, wanted.one)
         return
     report: dict[str, Any] = {"provenance": provenance(__file__), "memory": memory_rows()}
     for part, rows in (("two_of_four", two_of_four_rows), ("time", time_rows)):

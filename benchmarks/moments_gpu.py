@@ -1,0 +1,144 @@
+"""Time and memory of moment propagation on a GPU, over the plain network: ResNet-18 and ViT-S/16.
+
+    python benchmarks/moments_gpu.py --out results/vdp/cost_gpu.json    # about 3 minutes
+
+A training step is forward, expected loss, KL, backward and fused SGD, compiled, in bfloat16
+autocast; an inference pass is what `predict` would run per batch, without reading off classes.
+Peak memory is the allocator's within a step. 30 sampled passes stand beside one moment pass.
+Every variant has a process of its own; they compile side by side and are timed in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_turns import give_row, in_turn, milliseconds, rows_of
+from provenance import provenance
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.conversion.scope import forward_by
+from bayesify.moments import moment_rules
+
+NETWORKS: dict[str, tuple[int, int]] = {"resnet_18": (512, 32), "vit_small": (128, 224)}
+METHODS: dict[str, bf.Method] = {
+    "plain": bf.Deterministic(),
+    "moments, exact": bf.MomentPropagation(rules="exact"),
+    "moments, taylor": bf.MomentPropagation(rules="taylor"),
+    "moments, exact, a variance per unit": bf.MomentPropagation(scale="out"),
+    "sampled": bf.MeanField(how="sample"),
+}
+NAMES = tuple(f"{network}: {method}" for network in NETWORKS for method in METHODS)
+NUM_REPEATS, NUM_PASSES, NUM_DATA = 30, 30, 50_000
+
+
+class Reading(nn.Module):
+    """The network with tensors at its end, so that compiled code has no class to return."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the mean and, of moments, the variance."""
+        output = self.network(images)
+        return output.pair() if isinstance(output, bf.moments.Moments) else (output,)
+
+
+def measured(name: str, folder: Path, device: str = "cuda") -> None:
+    network, method = name.split(": ")
+    batch, size = NETWORKS[network]
+    torch.manual_seed(0)
+    plain = bf.build_model(network, num_classes=10).to(memory_format=torch.channels_last)
+    model = bf.convert(plain, METHODS[method]).to(device)
+    images = torch.randn(batch, 3, size, size, device=device)
+    images = images.to(memory_format=torch.channels_last)
+    targets = torch.randint(0, 10, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
+    forward: Any = torch.compile(Reading(model))
+    by_moments = isinstance(METHODS[method], bf.MomentPropagation)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            nll = expected_nll(forward(images), targets)
+        bf.elbo_loss(nll, model, num_data=NUM_DATA).total.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def inference() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            forward(images)
+
+    rules = METHODS[method].rules if by_moments else "exact"  # pyright: ignore[reportAttributeAccessIssue]
+    with forward_by(model, "moments" if by_moments else "sample"), moment_rules(rules):
+
+        def warm_up() -> None:
+            model.train()
+            repeated(step, 4)
+            model.eval()
+            repeated(inference, 4)
+
+        with in_turn(NAMES, name, folder, warm_up):
+            model.train()
+            repeated(step, 2)
+            torch.cuda.reset_peak_memory_stats()
+            step_ms = statistics.median(milliseconds(step) for _ in range(NUM_REPEATS))
+            peak = torch.cuda.max_memory_allocated()
+            model.eval()
+            inference_ms = statistics.median(milliseconds(inference) for _ in range(NUM_REPEATS))
+    row = {"step_ms": round(step_ms, 3), "peak_bytes": peak}
+    give_row(NAMES, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
+
+
+def expected_nll(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    if len(output) == 1:
+        return F.cross_entropy(output[0].float(), targets)
+    mean, variance = (each.float() for each in output)
+    draws = mean + (variance + 1e-20).sqrt() * torch.randn(16, *mean.shape, device=mean.device)
+    return F.cross_entropy(draws.flatten(0, 1), targets.repeat(16))
+
+
+def repeated(call: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def rows() -> list[dict[str, Any]]:
+    found = rows_of(__file__, NAMES)
+    plain = {row["what"].split(": ")[0]: row for row in found if row["what"].endswith("plain")}
+    for row in found:
+        own = plain[row["what"].split(": ")[0]]
+        for what in ("step_ms", "peak_bytes", "inference_ms"):
+            if what in row and what in own:
+                row[f"{what.rsplit('_', 1)[0]}_ratio"] = round(row[what] / own[what], 3)
+        if row["what"].endswith("sampled") and "inference_ms" in row:
+            row["inference_30_ratio"] = round(NUM_PASSES * row["inference_ratio"], 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/vdp/cost_gpu.json"))
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.one is not None:
+        measured(wanted.variant, wanted.one)
+        return
+    report = {"provenance": provenance(__file__), "networks": NETWORKS, "rows": rows()}
+    wanted.out.parent.mkdir(parents=True, exist_ok=True)
+    wanted.out.write_text(json.dumps(report, indent=2) + "\n")
+    for row in report["rows"]:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
