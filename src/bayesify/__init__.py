@@ -35,6 +35,7 @@ from bayesify.training import (
     FitSettings,
     GaussianRegression,
     History,
+    OneHotGaussian,
 )
 from bayesify.prediction import predict, correct_moments, Predictive
 from bayesify.methods import (
@@ -74,6 +75,7 @@ __all__ = [
     "Method",
     "MomentPropagation",
     "MonteCarloKL",
+    "OneHotGaussian",
     "PartialBayes",
     "Predictive",
     "RigL",

@@ -188,29 +188,59 @@ def test_empty_batch_goes_through():
     assert result.shape == result.variance.shape == (0, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_takes_variance_products_in_float32(dtype):
+@pytest.mark.parametrize(("dtype", "rel"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-5)])
+def test_half_precision_products_neither_overflow_nor_vanish(dtype, rel):
     x = Moments(torch.full((1, 64), 300.0).to(dtype), 1.0)
     weight = Moments(torch.full((1, 64), 0.01).to(dtype), 1e-4)
     result = F.linear(x, weight)
     w = weight.expected.float()
     expected = 64 * ((300.0**2 + 1) * 1e-4 + float(w[0, 0]) ** 2)
     assert result.dtype == dtype
-    assert result.variance.dtype == torch.float32
-    assert result.variance.item() == pytest.approx(expected, rel=1e-5)
+    assert result.variance.item() == pytest.approx(expected, rel=rel)
 
 
-def test_autocast_leaves_the_variance_in_float32():
+@pytest.mark.parametrize(
+    ("dtype", "stored", "rtol"),
+    [(torch.bfloat16, torch.bfloat16, 1e-2), (torch.float16, torch.float32, 1e-5)],
+)
+def test_autocast_takes_variance_products_in_a_type_of_enough_range(dtype, stored, rtol):
     layer = nn.Linear(64, 8)
     x = normal_moments(4, 64, dtype=torch.float32)
+    x = Moments(x.expected, x.variance * 1e-8)
     plain = layer(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = F.gelu(layer(x))
+    with torch.autocast("cpu", dtype=dtype):
         outer = layer(x)
-    assert outer.dtype == torch.bfloat16
-    assert outer.variance.dtype == torch.float32
-    torch.testing.assert_close(outer.variance, plain.variance)
-    assert result.variance.dtype == torch.float32
+        result = F.gelu(outer)
+    assert (outer.dtype, outer.variance.dtype) == (dtype, stored)
+    torch.testing.assert_close(outer.variance.float(), plain.variance, rtol=rtol, atol=0.0)
+    assert result.variance.dtype == stored
+
+
+@pytest.mark.parametrize("is_input_random", [True, False])
+@pytest.mark.parametrize(
+    ("operation", "x_shape", "weight_shape", "options"),
+    [
+        (F.linear, (5, 6), (4, 6), {}),
+        (F.linear, (2, 3, 6), (4, 6), {}),
+        (F.conv1d, (2, 4, 9), (6, 2, 3), {"groups": 2, "stride": 2}),
+        (F.conv2d, (2, 4, 7, 6), (6, 4, 3, 2), {"padding": (1, 2), "dilation": 2}),
+        (F.conv2d, (4, 7, 6), (8, 1, 3, 3), {"groups": 4, "padding": 1}),
+        (F.conv3d, (1, 2, 4, 4, 4), (3, 2, 2, 2, 2), {"stride": (1, 2, 1)}),
+        (F.conv_transpose2d, (2, 4, 5, 5), (4, 3, 2, 2), {"stride": 2}),
+    ],
+)
+def test_variance_per_unit_gives_what_it_gives_written_out(
+    operation, x_shape, weight_shape, options, is_input_random
+):
+    x, weight = normal_moments(*x_shape), normal_moments(*weight_shape)
+    x = x if is_input_random else x.expected
+    shared = weight.variance.mean(dim=tuple(range(1, weight.ndim)), keepdim=True)
+    short = operation(x, Moments(weight.expected, shared), **options)
+    whole = Moments(weight.expected, shared.expand(weight.shape).clone())
+    assert whole.shared_variance is None
+    written_out = operation(x, whole, **options)
+    torch.testing.assert_close(short.variance, written_out.variance)
+    torch.testing.assert_close(short.expected, written_out.expected)
 
 
 def test_gradients_are_right():

@@ -21,11 +21,25 @@ def test_variance_is_always_a_tensor_of_the_mean_shape():
     assert not Moments(mean, 0).is_certain
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_variance_of_a_half_precision_mean_is_float32(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)]
+)
+def test_variance_of_a_half_precision_mean_has_the_range_of_float32(dtype, stored):
     mean = torch.ones(2, dtype=dtype)
     for moments in (Moments(mean), Moments(mean, 0.5), Moments(mean, torch.ones(2, dtype=dtype))):
-        assert moments.variance.dtype == torch.float32
+        assert moments.variance.dtype == stored
+    assert Moments(mean, 1e-20).variance.min() > 0
+
+
+def test_shared_variance_is_known_until_the_moments_change():
+    mean, shared = torch.ones(3, 2), torch.rand(3, 1)
+    x = Moments(mean, shared)
+    assert x.shared_variance is not None
+    assert torch.equal(x.shared_variance, shared)
+    assert torch.equal(x.variance, shared.expand(3, 2))
+    assert Moments(mean, torch.rand(3, 2)).shared_variance is None
+    assert (2.0 * x).shared_variance is None
+    assert x.mul_(2.0).shared_variance is None
 
 
 def test_mean_must_be_a_floating_point_tensor():
@@ -168,3 +182,27 @@ def test_gradient_checkpointing_passes_moments_through():
     result = torch.utils.checkpoint.checkpoint(F.relu, x, use_reentrant=False)
     result.variance.sum().backward()
     assert x.expected.grad is not None
+
+
+def test_rows_are_read_one_at_a_time():
+    x = normal_moments(3, 2)
+    first = next(iter(x))
+    torch.testing.assert_close(first.pair(), (x.expected[0], x.variance[0]))
+    assert len(list(x)) == 3
+    with pytest.raises(TypeError, match="no dimension"):
+        iter(Moments(torch.tensor(1.0), 0.5))
+
+
+def test_a_look_at_the_first_row_does_not_fix_the_size_of_a_batch():
+    class Looking(torch.nn.Module):
+        def forward(self, mean, variance):
+            x = Moments(mean, variance)
+            next(iter(x))
+            return (2.0 * x).pair()
+
+    rows = torch.rand(2, 4)
+    size = torch.export.Dim("batch", min=1)
+    program = torch.export.export(
+        Looking(), (rows, rows), dynamic_shapes=({0: size}, {0: size}), strict=False
+    )
+    assert program.module()(torch.ones(5, 4), torch.ones(5, 4))[1].shape == (5, 4)

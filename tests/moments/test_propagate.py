@@ -325,15 +325,15 @@ def test_empty_batch_goes_through():
 
 
 @pytest.mark.parametrize("name", ["lenet_5", "unet", "vit_mini", "cifar_resnet"])
-def test_autocast_is_near_float32_and_leaves_the_variance_precise(name):
+def test_autocast_is_near_float32(name):
     model, x = example(name)
     with torch.no_grad():
         precise = propagate(model, Moments(x, 0.1))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             coarse = propagate(model, Moments(x, 0.1))
-    assert coarse.variance.dtype == torch.float32
-    ratio = coarse.variance / precise.variance
+    ratio = coarse.variance.float() / precise.variance
     assert abs(float(ratio.log().mean())) < 0.05
+    assert float(ratio.log().abs().quantile(0.9)) < 0.2
 
 
 @pytest.mark.parametrize("name", ["lenet_5", "mlp"])
@@ -342,5 +342,5 @@ def test_bfloat16_model_is_near_its_float32_twin(name):
     precise = propagate(model, Moments(x, 0.1))
     coarse = propagate(model.to(torch.bfloat16), Moments(x.to(torch.bfloat16), 0.1))
     assert coarse.dtype == torch.bfloat16
-    assert coarse.variance.dtype == torch.float32
-    torch.testing.assert_close(coarse.variance, precise.variance, rtol=0.1, atol=1e-3)
+    assert coarse.variance.dtype == torch.bfloat16
+    torch.testing.assert_close(coarse.variance.float(), precise.variance, rtol=0.1, atol=1e-3)

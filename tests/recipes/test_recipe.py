@@ -128,7 +128,7 @@ def test_settings_that_need_a_run_folder_are_accepted(path):
         ({"fit": {"learning_rate": "fast"}}, "learning_rate of [fit] must be a number"),
         ({"fit": {"optimizer": "adma"}}, "unknown optimizer 'adma'. Did you mean 'adam'?"),
         ({"fit": {"beta": "warmup"}}, "unknown schedule 'warmup'. Did you mean 'warm_up'?"),
-        ({"fit": {"likelihood": "classify"}}, "likelihood must be 'classification'"),
+        ({"fit": {"likelihood": "classify"}}, "unknown likelihood 'classify'. Did you mean"),
         ({"seed": "one"}, "seed must be a whole number, got 'one'"),
     ],
 )

@@ -112,8 +112,10 @@ def test_as_likelihood_reads_the_targets() -> None:
     assert isinstance(as_likelihood(None, torch.tensor([1])), Classification)
     assert isinstance(as_likelihood(None, torch.tensor([1.0])), GaussianRegression)
     assert isinstance(as_likelihood(lambda o, t: o.sum(), None), CustomLikelihood)
-    with pytest.raises(TypeError, match="likelihood must be"):
+    with pytest.raises(LookupError, match="Did you mean 'classification'"):
         as_likelihood("clasification", None)
+    with pytest.raises(TypeError, match="likelihood must be"):
+        as_likelihood(3, None)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.methods.checks import check_choice
 from bayesify.methods.variational import Variational
-from bayesify.moments import Moments, moment_rules
-from bayesify.training.likelihood import GaussianRegression
+from bayesify.moments import Moments, moment_rules, precise
+from bayesify.training.likelihood import Likelihood
 from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
 
@@ -84,7 +84,8 @@ class MomentPropagation(Variational):
         with self.sampling(model, "moments"):
             output = forward()
         mean, variance = _pair(output)
-        if isinstance(require_record(model).likelihood, GaussianRegression):
+        likelihood = require_record(model).likelihood
+        if isinstance(likelihood, Likelihood) and likelihood.takes_moments:
             return nll(OutputMoments(mean, variance))
         draws = _draws(mean, variance, self.num_logits)
         # Every draw is a batch of its own; one is logged for all.
@@ -108,7 +109,7 @@ class MomentPropagation(Variational):
 
 def _pair(output: Any) -> tuple[Tensor, Tensor]:
     found = output_tensor(output, (Tensor, Moments))
-    return found.pair() if isinstance(found, Moments) else (found, torch.zeros_like(found))
+    return precise(found) if isinstance(found, Moments) else (found, torch.zeros_like(found))
 
 
 def _draws(mean: Tensor, variance: Tensor, number: int) -> Tensor:

@@ -16,7 +16,7 @@ from bayesify.moments import (
 )
 from bayesify.moments.full_covariance import FullMoments
 from bayesify.moments.missing_rule import MissingRuleError
-from bayesify.moments.moments import Moments, rule
+from bayesify.moments.moments import Moments, precise, precise_dtype, rule
 from bayesify.moments.propagate import propagate
 from bayesify.moments.rule_table import current_rules, moment_rules, registered_functions
 
@@ -26,6 +26,8 @@ __all__ = [
     "Moments",
     "current_rules",
     "moment_rules",
+    "precise",
+    "precise_dtype",
     "propagate",
     "registered_functions",
     "rule",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.activation_rules import square
-from bayesify.moments.moments import Moments, in_place, mean_of, rule, variance_dtype, variance_of
+from bayesify.moments.moments import Moments, in_place, mean_of, precise_dtype, rule, variance_of
 from bayesify.moments.products import product_variance
 from bayesify.moments.smooth_rules import reciprocal
 
@@ -70,7 +70,7 @@ def divide(left: Any, right: Any, *, rounding_mode: None = None) -> Moments:
     if variance is None:
         return Moments(mean)
     if isinstance(divisor, Tensor):
-        divisor = divisor.to(variance_dtype(mean.dtype))
+        divisor = divisor.to(precise_dtype(mean.dtype))
     # Divided twice: the square of a small divisor would underflow.
     return Moments(mean, variance / divisor / divisor)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesify.moments.dropout_rules import drop
 from bayesify.moments.linear_rules import affine, matmul
-from bayesify.moments.moments import Moments, as_moments, rule
+from bayesify.moments.moments import Moments, as_moments, precise, rule
 from bayesify.moments.products import full_precision
 from bayesify.moments.rule_table import current_rules
 from bayesify.moments.softmax_rules import softmax
@@ -52,7 +52,7 @@ def attend(
         return matmul(dropped, value), dropped
     mean = torch.matmul(weights.expected, value.expected)
     with full_precision(mean):
-        p, spread = weights.expected.to(weights.variance.dtype), weights.variance
+        p, spread = precise(weights)
         noise = dropout / (1.0 - dropout) * (p.square() + spread) if dropout else None
         moved = p.square() * _score_variance(query, key, p) * scale**2
         m = value.expected.to(p.dtype)
@@ -61,7 +61,8 @@ def attend(
             variance = variance + noise @ m.square()
         if value.variance_or_none is not None:
             second = p.square() + spread
-            variance = variance + (second if noise is None else second + noise) @ value.variance
+            second = second if noise is None else second + noise
+            variance = variance + second @ value.variance.to(p.dtype)
     return Moments(mean, variance), dropped
 
 
@@ -73,11 +74,11 @@ def _score_variance(query: Moments, key: Moments, p: Tensor) -> Tensor:
         second = q.square()
         if query.variance_or_none is not None:
             second = second + query.variance_or_none
-        total = total + second @ key.variance.mT
+        total = total + second @ key.variance.to(p.dtype).mT
     if query.variance_or_none is not None:
         # A shift of all keys changes nothing here, and the squares cancel less without it.
         k = k - k.mean(-2, keepdim=True)
-        centre, v = p @ k, query.variance
+        centre, v = p @ k, query.variance.to(p.dtype)
         around = v @ k.square().mT - 2.0 * (v * centre) @ k.mT
         around = around + (v * centre.square()).sum(-1, keepdim=True)
         total = total + around.clamp_min(0.0)

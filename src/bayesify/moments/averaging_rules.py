@@ -6,6 +6,7 @@ squared. Exact for uncorrelated entries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,26 +39,43 @@ def _register_average_pool(num_sides: int, function: Any) -> None:
         if v is None:
             return Moments(mean)
         pooled = function(v, *shape, *options, *extra)
-        return Moments(mean, pooled / _divisor(v, shape, options, divisor_override, num_sides))
+        divisor = divisor_override or _divisors(
+            pooled, v.shape[-num_sides:], shape, count_include_pad
+        )
+        return Moments(mean, pooled / divisor)
 
     rule(function)(implementation)
 
 
-def _divisor(
-    v: Tensor, shape: Sequence[Any], options: Sequence[bool], override: int | None, num_sides: int
+def _divisors(
+    pooled: Tensor, sides: Sequence[int], shape: Sequence[Any], count_include_pad: bool
 ) -> Tensor | float:
     """Return what torch divides each window's sum by; it differs at the border."""
-    if override is not None:
-        return float(override)
-    kernel, stride, padding = (per_side(sizes, num_sides) for sizes in shape)
-    # One-dimensional pooling has no override, so the ones are pooled as an image of one row.
-    fill = [1] * (2 - num_sides)
-    pool: Any = F.avg_pool3d if num_sides == 3 else F.avg_pool2d
-    ones = torch.ones(1, 1, *fill, *v.shape[-num_sides:], dtype=v.dtype, device=v.device)
-    window = ([*fill, *kernel], [*fill, *stride], [*[0] * len(fill), *padding])
-    sums = pool(ones, *window, *options, divisor_override=1)
-    divisor = sums / pool(ones, *window, *options)
-    return divisor.view(divisor.shape[-num_sides:])
+    num_sides = len(sides)
+    kernels, strides, paddings = (per_side(sizes, num_sides) for sizes in shape)
+    lengths = zip(pooled.shape[-num_sides:], sides, kernels, strides, paddings, strict=True)
+    rows = [_window_sizes(*each, count_include_pad) for each in lengths]
+    if all(len(set(row)) == 1 for row in rows):
+        return float(math.prod(row[0] for row in rows))
+    return _outer_product(rows, pooled)
+
+
+def _window_sizes(
+    count: int, side: int, kernel: int, stride: int, padding: int, count_include_pad: bool
+) -> list[int]:
+    """Return the lengths of the windows along one side, of which the last can hang over."""
+    starts = [index * stride - padding for index in range(count)]
+    ends = [min(start + kernel, side + padding) for start in starts]
+    if count_include_pad:
+        return [end - start for start, end in zip(starts, ends, strict=True)]
+    return [min(end, side) - max(start, 0) for start, end in zip(starts, ends, strict=True)]
+
+
+def _outer_product(rows: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    product = torch.ones([], dtype=like.dtype, device=like.device)
+    for row in rows:
+        product = product.unsqueeze(-1) * torch.tensor(row, dtype=like.dtype, device=like.device)
+    return product
 
 
 _register_average_pool(1, F.avg_pool1d)
@@ -80,11 +98,11 @@ def _register_adaptive_average_pool(num_sides: int, function: Any) -> None:
 
 def _counts(sides: list[int], sizes: list[int], like: Tensor) -> Tensor:
     """Return how many entries each window of adaptive pooling has."""
-    counts = torch.ones([], dtype=like.dtype, device=like.device)
-    for side, size in zip(sides, sizes, strict=True):
-        row = [-(-(i + 1) * side // size) - i * side // size for i in range(size)]
-        counts = counts.unsqueeze(-1) * torch.tensor(row, dtype=like.dtype, device=like.device)
-    return counts
+    rows = [
+        [-(-(i + 1) * side // size) - i * side // size for i in range(size)]
+        for side, size in zip(sides, sizes, strict=True)
+    ]
+    return _outer_product(rows, like)
 
 
 _register_adaptive_average_pool(1, F.adaptive_avg_pool1d)

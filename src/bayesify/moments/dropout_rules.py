@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bayesify.moments.moments import Moments, rule, variance_dtype
+from bayesify.moments.moments import Moments, precise, precise_dtype, rule
 
 
 def drop(x: Moments, p: float) -> Moments:
@@ -18,7 +18,7 @@ def drop(x: Moments, p: float) -> Moments:
         return x
     if p == 1.0:
         return Moments(torch.zeros_like(x.expected))
-    spread = p * x.expected.to(variance_dtype(x.dtype)).square()
+    spread = p * x.expected.to(precise_dtype(x.dtype)).square()
     if x.variance_or_none is not None:
         spread = spread + x.variance_or_none
     return Moments(x.expected, spread / (1.0 - p))
@@ -43,8 +43,8 @@ def _alpha_dropout(
     keep = 1.0 - p
     a = (keep * (1.0 + p * fill**2)) ** -0.5
     b = -a * fill * p
-    m = x.expected.to(variance_dtype(x.dtype))
+    m, v = precise(x)
     mean = a * (keep * m + p * fill) + b
-    variance = keep * x.variance + keep * p * (m - fill).square()
+    variance = keep * v + keep * p * (m - fill).square()
     result = Moments(mean.to(x.dtype), a**2 * variance)
     return x.assign(result) if inplace else result

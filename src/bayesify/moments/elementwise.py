@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import hermite_moments
-from bayesify.moments.moments import Moments, rule, variance_dtype
+from bayesify.moments.moments import Moments, precise, rule
 from bayesify.moments.rule_table import Rule, current_rules
 
 Function = Callable[..., Tensor]
@@ -58,7 +58,7 @@ class Elementwise:
         mean, v = x.expected, x.variance_or_none
         if v is None:
             return Moments(self.value(mean, *parameters))
-        m = mean.to(variance_dtype(mean.dtype))
+        m, v = precise(x)
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
         if self.moments is None:

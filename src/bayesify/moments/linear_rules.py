@@ -6,19 +6,30 @@ For independent entries of x and W all these are exact:
     variance  (m^2 + v) S + v W^2 + s_b,   S the variance of W, s_b that of b
 
 Two products, never three; the first is left out when the weight is certain, the second when the
-input is. Outputs that share an input or a weight are correlated, which later rules do not know.
+input is. With one variance s for all weights of an output unit the first is s times a sum over
+what the unit sees, which costs next to nothing. Outputs that share an input or a weight are
+correlated, which later rules do not know.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.moments import Moments, mean_of, rule, variance_of
-from bayesify.moments.products import Product, full_precision, product_variance
+from bayesify.moments.products import (
+    Product,
+    full_precision,
+    product_variance,
+    second_moment,
+)
+
+# Their weight has its output units first.
+_UNITS_FIRST = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 
 
 def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs: Any) -> Moments:
@@ -28,7 +39,12 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
     def product(left: Tensor, right: Tensor) -> Tensor:
         return operation(left, right, None, *args, **kwargs)
 
-    variance = product_variance(product, x, weight)
+    if _is_shared_by_unit(operation, weight):
+        variance = _seen_by_unit(operation, x, weight, *args, **kwargs)
+        rest = product_variance(product, x, mean_of(weight))
+        variance = variance if rest is None else variance + rest
+    else:
+        variance = product_variance(product, x, weight)
     added = variance_of(bias)
     if added is not None:
         # One bias per output: the last dimension of a linear layer, the channel of a convolution.
@@ -36,6 +52,40 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
             added = added.view(-1, *[1] * (mean.ndim - 1 - _channel_dim(mean, mean_of(weight))))
         variance = added if variance is None else variance + added
     return Moments(mean, variance)
+
+
+def _is_shared_by_unit(operation: Any, weight: Any) -> bool:
+    """Whether a weight has one variance per output unit, which comes first in its shape."""
+    shared = weight.shared_variance if isinstance(weight, Moments) else None
+    return (
+        shared is not None
+        and operation in _UNITS_FIRST
+        and shared.ndim == weight.ndim
+        and shared.shape[0] == weight.shape[0]
+        and math.prod(shared.shape[1:]) == 1
+    )
+
+
+def _seen_by_unit(operation: Any, x: Any, weight: Moments, *args: Any, **kwargs: Any) -> Tensor:
+    """Return s times the sum of m^2 + v over the inputs of each output."""
+    shared, second = cast(Tensor, weight.shared_variance), second_moment(x)
+    if operation is F.linear:
+        return second.sum(-1, keepdim=True) * shared.view(-1)
+    groups = _convolution_groups(*args, **kwargs)
+    num_sides = weight.ndim - 2
+    # One channel per group goes through the convolution's own geometry, with a kernel of ones.
+    channels = second.unflatten(-1 - num_sides, (groups, -1)).sum(-1 - num_sides)
+    ones = torch.ones(groups, 1, *weight.shape[2:], dtype=second.dtype, device=second.device)
+    sums = operation(channels, ones, None, *args, **kwargs)
+    per_group = shared.view(groups, -1, *[1] * num_sides)
+    return (sums.unsqueeze(-1 - num_sides) * per_group).flatten(-2 - num_sides, -1 - num_sides)
+
+
+def _convolution_groups(
+    stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> int:
+    del stride, padding, dilation
+    return groups
 
 
 def _channel_dim(mean: Tensor, weight: Tensor) -> int:

@@ -48,14 +48,18 @@ class Moments:
     """The mean and the variance of a tensor whose entries are taken as uncorrelated.
 
     A variance of None means that the value is certain. Rules skip the work that a certain operand
-    makes needless; `variance` is a tensor in every case, of zeros then. The variance of a
-    half-precision mean is kept in float32.
+    makes needless; `variance` is a tensor in every case, of zeros then. The variance of a float16
+    mean is kept in float32, whose range it needs; that of a bfloat16 mean in bfloat16, which has
+    that range. Rules compute in float32 at least (`precise`), but for products.
 
     Args:
         mean: The mean, of a floating-point type.
         variance: The variance of each entry, at least 0: a tensor that broadcasts to the mean's
             shape, a number for all of them, or None for a certain value.
     """
+
+    shared_variance: Tensor | None = None
+    """The variance as it was given, where it has fewer entries than the mean."""
 
     def __init__(self, mean: Tensor, variance: Tensor | float | None = None) -> None:
         if not isinstance(mean, Tensor) or not mean.is_floating_point():
@@ -66,6 +70,7 @@ class Moments:
         if variance is not None:
             variance = variance.to(variance_dtype(mean.dtype))
             if variance.shape != mean.shape:
+                self.shared_variance = variance
                 variance = variance.expand(mean.shape)
         self.expected = mean
         self.variance_or_none = variance
@@ -118,7 +123,7 @@ class Moments:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the mean; the variance has at least float32."""
+        """The type of the mean; that of the variance is wider for float16 alone."""
         return self.expected.dtype
 
     @property
@@ -155,13 +160,24 @@ class Moments:
     def assign(self, other: Moments) -> Moments:
         """Take over what an in-place operation gave, and return this object."""
         self.expected, self.variance_or_none = other.expected, other.variance_or_none
+        self.shared_variance = other.shared_variance
         return self
 
     def __len__(self) -> int:
         return len(self.expected)
 
     def __iter__(self) -> Iterator[Moments]:
-        return iter(dispatch("Tensor.unbind", (self,), {}))
+        if not self.ndim:
+            raise TypeError("iteration over moments of no dimension: there are no rows")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Moments]:
+        # One at a time: a program that is traced while a library looks at the first row alone, as
+        # transformers does, must not fix how many there are.
+        index = 0
+        while index < self.shape[0]:
+            yield dispatch("Tensor.select", (self, 0, index), {})
+            index += 1
 
     def __getattr__(self, name: str) -> Any:
         # Only names that are no attribute come here. The compiler probes for `__dict__` and its
@@ -218,8 +234,19 @@ register_pytree_node(Moments, _flatten, _unflatten, serialized_type_name="bayesi
 
 
 def variance_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that the variance of a mean of this type has: at least float32."""
+    """Return the type that the variance of a mean of this type has."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def precise_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that rules compute in: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def precise(x: Moments) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance in a type to compute with."""
+    dtype = precise_dtype(x.dtype)
+    return x.expected.to(dtype), x.variance.to(dtype)
 
 
 def rule(*functions: Any, form: Rules = "exact") -> Callable[[Registered], Registered]:

@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, as_moments, mean_of, rule, variance_dtype, variance_of
+from bayesify.moments.moments import (
+    Moments,
+    as_moments,
+    mean_of,
+    precise,
+    precise_dtype,
+    rule,
+    variance_of,
+)
 from bayesify.moments.rule_table import current_rules
 
 
@@ -26,7 +34,7 @@ def standardise(x: Moments, eps: float) -> Moments:
 
         r^-2 { v_i [1 - 2 (1 + h_i^2) / D] + D^-2 [sum v + 2 h_i sum(h v) + h_i^2 sum(h^2 v)] }
     """
-    m, v = x.expected.to(variance_dtype(x.dtype)), x.variance
+    m, v = precise(x)
     size = m.shape[-1]
     centred = m - m.mean(-1, keepdim=True)
     power = centred.square().mean(-1, keepdim=True)
@@ -50,7 +58,7 @@ def scale_by_root_mean_square(x: Moments, eps: float) -> Moments:
     With r^2 = mean(m^2 + v) + eps and h = m / r the variance is
     r^-2 { v_i (1 - 2 h_i^2 / D) + h_i^2 D^-2 sum(h^2 v) }.
     """
-    m, v = x.expected.to(variance_dtype(x.dtype)), x.variance
+    m, v = precise(x)
     size = m.shape[-1]
     power = m.square().mean(-1, keepdim=True)
     if current_rules() == "taylor":
@@ -172,7 +180,7 @@ def _batch_norm(
         options = (mean_of(weight), mean_of(bias), training, momentum, eps)
         return Moments(F.batch_norm(mean_of(input), running_mean, running_var, *options))
     x = as_moments(input)
-    m, v = x.expected.to(variance_dtype(x.dtype)), x.variance_or_none
+    m, v = x.expected.to(precise_dtype(x.dtype)), x.variance_or_none
     if training:
         rows = x.transpose(0, 1).flatten(1).unsqueeze(1)
         centre, power = _statistics(rows)
@@ -191,7 +199,7 @@ def _batch_norm(
 
 def _statistics(rows: Moments) -> tuple[Tensor, Tensor]:
     """Return each channel's mean, and its expected biased variance, of rows (C, groups, n)."""
-    m = rows.expected.to(variance_dtype(rows.dtype))
+    m = rows.expected.to(precise_dtype(rows.dtype))
     if m.shape[-1] < 2:
         raise ValueError(
             f"batch norm in training needs more than one value per channel, got {m.shape[-1]}"

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import maximum_moments
-from bayesify.moments.moments import Moments, as_moments, rule, variance_dtype
+from bayesify.moments.moments import Moments, as_moments, precise, precise_dtype, rule
 from bayesify.moments.rule_table import current_rules
 
 Sizes = int | Sequence[int]
@@ -140,7 +140,7 @@ def _max_pool(
         pads = [p, max(0, (count - 1) * s + span - side - p), *pads]
     geometry = list(zip(kernel, stride, dilation, strict=True))
     is_valid = None
-    m = x.expected.to(variance_dtype(x.dtype))
+    m, v = precise(x)
     if any(pads):
         inside = torch.ones(sides, dtype=torch.bool, device=m.device)
         is_valid = _windows(F.pad(inside, pads), geometry)
@@ -236,5 +236,6 @@ def _maximum(left: Any, right: Any) -> Moments:
         return Moments(torch.maximum(left.expected, right.expected))
     pair = torch.stack(torch.broadcast_tensors(left.expected, right.expected), -1)
     variances = torch.stack(torch.broadcast_tensors(left.variance, right.variance), -1)
-    mean, variance = maximum_over_last(pair.to(variances.dtype), variances)
+    dtype = precise_dtype(pair.dtype)
+    mean, variance = maximum_over_last(pair.to(dtype), variances.to(dtype))
     return Moments(mean.to(pair.dtype), variance)

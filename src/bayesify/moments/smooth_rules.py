@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.elementwise import Elementwise
-from bayesify.moments.moments import Moments, rule, variance_dtype
+from bayesify.moments.moments import Moments, precise_dtype, rule
 
 _SELU_ALPHA = 1.6732632423543772
 _SELU_SCALE = 1.0507009873554805
@@ -101,7 +101,7 @@ Elementwise(F.softplus, _softplus_slope, parameters=(("beta", 1.0), ("threshold"
 def first_order(x: Moments, value: Tensor, slope: Tensor) -> Moments:
     """Return f(m) and f'(m)^2 v for a function that a normal value may leave the domain of."""
     v = x.variance_or_none
-    return Moments(value, None if v is None else slope.to(v.dtype).square() * v)
+    return Moments(value, None if v is None else slope.to(precise_dtype(x.dtype)).square() * v)
 
 
 @rule(torch.sqrt, Tensor.sqrt)
@@ -112,17 +112,17 @@ def _sqrt(x: Moments) -> Moments:
 
 @rule(torch.rsqrt, Tensor.rsqrt)
 def _rsqrt(x: Moments) -> Moments:
-    m = x.expected.to(variance_dtype(x.dtype))
+    m = x.expected.to(precise_dtype(x.dtype))
     return first_order(x, x.expected.rsqrt(), 0.5 * m**-1.5)
 
 
 @rule(torch.reciprocal, Tensor.reciprocal)
 def reciprocal(x: Moments) -> Moments:
     """Return 1 / x to first order; good where the mean is many standard deviations from 0."""
-    m = x.expected.to(variance_dtype(x.dtype))
+    m = x.expected.to(precise_dtype(x.dtype))
     return first_order(x, x.expected.reciprocal(), m**-2)
 
 
 @rule(torch.log, Tensor.log)
 def _log(x: Moments) -> Moments:
-    return first_order(x, x.expected.log(), x.expected.to(variance_dtype(x.dtype)).reciprocal())
+    return first_order(x, x.expected.log(), x.expected.to(precise_dtype(x.dtype)).reciprocal())

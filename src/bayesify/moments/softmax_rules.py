@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, rule, variance_dtype
+from bayesify.moments.moments import Moments, precise_dtype, rule
 
 _STACK_LEVEL = 3
 
@@ -69,7 +69,7 @@ def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Momen
 
 def _parts(x: Moments, v: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return p, where it is largest, and over the other classes the sums of p and of p^2 v."""
-    p = torch.softmax(x.expected.to(variance_dtype(x.dtype)), dim)
+    p = torch.softmax(x.expected.to(precise_dtype(x.dtype)), dim)
     places = torch.arange(p.shape[dim], device=p.device).view(
         [-1 if axis == dim % p.ndim else 1 for axis in range(p.ndim)]
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.convert import require_record
-from bayesify.moments import Moments
+from bayesify.moments import Moments, precise_dtype
 from bayesify.prediction.moment_correction import corrected
 from bayesify.prediction.predictive import (
     ClassificationAccumulator,
@@ -48,8 +48,8 @@ def predict_moments(
     with corrected(model, factors):
         output = output_tensor(call_model(model, inputs), (Tensor, Moments))
     mean, variance = output.pair() if isinstance(output, Moments) else (output, None)
-    mean = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
-    variance = torch.zeros_like(mean) if variance is None else variance
+    mean = mean.to(precise_dtype(mean.dtype))
+    variance = torch.zeros_like(mean) if variance is None else variance.to(mean.dtype)
     if isinstance(likelihood, Classification):
         axis = likelihood.class_axis or 1
         accumulator = ClassificationAccumulator(axis)

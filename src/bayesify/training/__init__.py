@@ -4,6 +4,7 @@ from bayesify.training.fit import History, fit
 from bayesify.training.likelihood import Classification, CustomLikelihood, GaussianRegression
 from bayesify.training.norm_statistics import refresh_norms
 from bayesify.training.objective import elbo_loss
+from bayesify.training.one_hot_gaussian import OneHotGaussian
 from bayesify.training.settings import FitSettings
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "FitSettings",
     "GaussianRegression",
     "History",
+    "OneHotGaussian",
     "elbo_loss",
     "fit",
     "refresh_norms",

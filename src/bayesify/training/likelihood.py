@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.distributions import inverse_softplus, softplus
-from bayesify.registry import unknown
+from bayesify.registry import Registry, unknown
 from bayesify.types import OutputMoments, output_tensor
 
 Task = Literal["classification", "regression", "custom"]
 
 _LEAST_NOISE_VARIANCE = 1e-6
+
+likelihoods: Registry[type[Likelihood]] = Registry("likelihood")
 
 
 class Likelihood(nn.Module, ABC):
@@ -35,6 +37,8 @@ class Likelihood(nn.Module, ABC):
     """Whether `start` wants a look at some targets before training."""
     class_axis: int | None = None
     """Axis of the classes in an output, where there are classes and it is known."""
+    takes_moments: ClassVar[bool] = False
+    """Whether `nll` is defined for outputs known by their moments, beside draws of them."""
 
     @abstractmethod
     def nll(self, output: Any, targets: Tensor) -> Tensor:
@@ -64,6 +68,7 @@ class Likelihood(nn.Module, ABC):
         raise TypeError(f"a {type(self).__name__} cannot be written to a file")
 
 
+@likelihoods.register("classification")
 class Classification(Likelihood):
     """Categorical likelihood of integer targets under logits.
 
@@ -155,6 +160,8 @@ class Classification(Likelihood):
         return logits.movedim(self.class_axis, 1)
 
 
+@likelihoods.register("gaussian_regression")
+@likelihoods.register("regression")
 class GaussianRegression(Likelihood):
     """Normal likelihood of real targets.
 
@@ -167,6 +174,7 @@ class GaussianRegression(Likelihood):
     task = "regression"
     score_name = "rmse"
     higher_is_better = False
+    takes_moments = True
 
     def __init__(self, noise: Literal["learned", "predicted"] | float = "learned") -> None:
         super().__init__()
@@ -285,16 +293,14 @@ def as_likelihood(value: Any, targets: Tensor | None) -> Likelihood:
         return value
     if isinstance(value, Mapping):
         return likelihood_from_dict(value)
-    if value == "classification":
-        return Classification()
-    if value == "regression":
-        return GaussianRegression()
+    if isinstance(value, str):
+        return likelihood_from_dict({"name": value})
     if callable(value):
         return CustomLikelihood(cast(Callable[[Any, Tensor], Tensor], value))
     if value is None and targets is not None:
         return GaussianRegression() if targets.is_floating_point() else Classification()
     raise TypeError(
-        "likelihood must be 'classification', 'regression', a table of its name and options, a "
+        "likelihood must be a name such as 'classification', a table of a name and options, a "
         f"Likelihood or a function (output, targets) -> loss, got {value!r}"
     )
 
@@ -306,20 +312,14 @@ def likelihood_from_dict(fields: Mapping[str, Any]) -> Likelihood:
         fields: "name", as in `{"name": "classification", "class_weights": [0.5, 2.0]}`, and the
             arguments of its class.
     """
-    kinds = {
-        "classification": Classification,
-        "regression": GaussianRegression,
-        "gaussian_regression": GaussianRegression,
-    }
-    name = fields.get("name")
-    if name not in kinds:
-        raise LookupError(unknown("likelihood", str(name), kinds))
+    name = str(fields.get("name"))
+    kind = likelihoods[name]
     options = {key: value for key, value in fields.items() if key != "name"}
-    known = inspect.signature(kinds[name]).parameters
+    known = inspect.signature(kind).parameters
     for option in options:
         if option not in known:
             raise TypeError(unknown(f"option of the likelihood {name!r}", option, known))
-    return kinds[name](**options)
+    return kind(**options)
 
 
 def match_shape(targets: Tensor, output: Tensor) -> Tensor:
