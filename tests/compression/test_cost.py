@@ -83,12 +83,37 @@ def test_a_partial_network_pays_for_its_random_weights_and_their_positions(
     assert found.modelled.num_parameters == pytest.approx((1 + share) * number)
     assert found.modelled.flops == pytest.approx((1 + share) * (5 + 2) * ONE_PASS)
     assert found.measured.num_parameters == number + num_random
-    assert found.measured.num_buffers == num_random
+    positions = sum(entry.nbytes for entry in bf.convert(network(), method).buffers())
+    assert positions <= 4 * num_random
     assert found.measured.flops == 3 * 5 * ONE_PASS
     # A scale, its gradient, its two moments, and where it is.
-    expected = 4 * (3 if optimizer == "sgd" else 4) * number + (4 * 4 + 4) * num_random
+    expected = 4 * (3 if optimizer == "sgd" else 4) * number + 4 * 4 * num_random + positions
     num_counters = 2 + (4 if optimizer == "adam" else 0)
     assert 0 <= found.measured.num_bytes - expected <= COUNTER * num_counters
+    assert found.measured.num_gradient_bytes == 4 * (number + num_random)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize(("optimizer", "scale_optimizer"), [("adam", "adam"), ("sgd", "rmsprop")])
+def test_a_partial_network_keeps_its_share_and_at_most_two_per_cent(
+    fraction: float, optimizer: Any, scale_optimizer: Any
+) -> None:
+    torch.manual_seed(0)
+    net, inputs = bf.build_model("lenet_300_100"), torch.randn(2, 784)
+    plain = count_costs(bf.convert(net, bf.Deterministic()), inputs, optimizer=optimizer).measured
+    model = bf.convert(net, bf.PartialBayes(fraction, score="random"))
+    options = {"optimizer": optimizer, "scale_optimizer": scale_optimizer}
+    found = count_costs(model, inputs, **options).measured
+    assert found.num_bytes <= 1.02 * (1 + fraction) * plain.num_bytes
+    kept, kept_plain = (each.num_bytes - each.num_gradient_bytes for each in (found, plain))
+    assert kept <= 1.02 * (1 + fraction) * kept_plain
+
+
+def test_scales_in_rmsprop_keep_one_number_less() -> None:
+    adam = costs_of(bf.MeanField())
+    found = costs_of(bf.MeanField(), scale_optimizer="rmsprop")
+    assert adam.measured.num_bytes - found.measured.num_bytes == 4 * NUM_WEIGHTS
+    assert adam.modelled.num_bytes - found.modelled.num_bytes == 4 * (NUM_WEIGHTS + NUM_BIASES)
 
 
 def test_a_sparse_subspace_pays_for_live_weights_twice_and_for_their_positions() -> None:
@@ -176,5 +201,7 @@ def test_counting_leaves_no_trace() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="optimizer must be 'sgd' or 'adam', got 'rmsprop'"):
         costs_of(bf.Deterministic(), optimizer="rmsprop")
+    with pytest.raises(ValueError, match="scale_optimizer must be 'adam' or 'rmsprop', got 'sgd'"):
+        costs_of(bf.MeanField(), scale_optimizer="sgd")
     with pytest.raises(ValueError, match="num_samples must be a whole number >= 1, got 0"):
         costs_of(bf.MeanField(), num_samples=0)

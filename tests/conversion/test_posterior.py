@@ -206,3 +206,44 @@ def test_scales_that_do_not_fit_the_tensor_are_refused():
 
 def test_print_shows_shape_family_and_counts():
     assert repr(build("partial")) == "Posterior(6x5, normal, 5 of 30 random)"
+
+
+@pytest.mark.parametrize("storage", ["partial", "sparse_partial"])
+def test_a_state_dict_has_the_positions_of_the_random_entries(storage):
+    posterior, other = build(storage), build(storage)
+    state = posterior.state_dict()
+    expected = STORAGES[storage]["random_index"]
+    assert torch.equal(state["random_index"].long(), expected)
+    moved = expected.clone()
+    moved[0] += 1
+    other.load_state_dict(state | {"random_index": moved})
+    assert torch.equal(other.random_index.long(), moved)
+    assert torch.equal(other.rho, posterior.rho)
+
+
+def test_a_state_dict_that_has_no_positions_or_too_many_is_refused():
+    partial, dense = build("partial"), build("dense")
+    state = partial.state_dict()
+    without = {key: value for key, value in state.items() if key != "random_index"}
+    with pytest.raises(RuntimeError, match=r"Missing key.*random_index"):
+        partial.load_state_dict(without)
+    with pytest.raises(RuntimeError, match="random_index must hold 5 positions, got a tensor of"):
+        partial.load_state_dict(state | {"random_index": torch.arange(6)})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*random_index"):
+        dense.load_state_dict(dense.state_dict() | {"random_index": RANDOM})
+
+
+def test_a_tied_posterior_gives_one_tensor_of_positions_under_both_names():
+    model = torch.nn.Module()
+    model.first = model.second = build("partial")
+    state = model.state_dict()
+    assert state["first.random_index"] is state["second.random_index"]
+
+
+def test_copies_and_pickles_keep_the_positions():
+    posterior = build("partial")
+    held = posterior.state_dict()
+    for twin in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
+        assert torch.equal(twin.random_index.long(), RANDOM)
+        assert twin.num_random == len(RANDOM)
+    assert len(held["random_index"]) == len(RANDOM)

@@ -41,3 +41,22 @@ def test_digits_is_normalised_by_its_training_part(data):
     inputs, _ = data.train.__getitems__(range(len(data.train)))
     assert inputs.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert inputs.std().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_each_pixel_of_a_digit_is_the_digit_paper_or_neither() -> None:
+    whole, pixels = load_dataset("digits"), load_dataset("digit_pixels")
+    assert pixels.num_classes == 11
+    assert pixels.classes is not None
+    assert pixels.classes[10] == "paper"
+    for part, per_pixel in ((whole.train, pixels.train), (whole.test, pixels.test)):
+        assert torch.equal(part.inputs, per_pixel.inputs)
+        assert per_pixel.targets.shape == (len(part), 8, 8)
+        brightness = part.inputs[:, 0]
+        label = part.targets[:, None, None].expand_as(brightness)
+        is_ink, is_paper = brightness >= 0.5, brightness <= 0.25
+        assert torch.equal(per_pixel.targets[is_ink], label[is_ink])
+        assert (per_pixel.targets[is_paper] == 10).all()
+        assert (per_pixel.targets[~is_ink & ~is_paper] == -100).all()
+        assert (~is_ink & ~is_paper).any()
+    one, other = whole.test[0], pixels.test[0]
+    assert torch.equal(one[0], other[0])

@@ -227,9 +227,11 @@ def test_a_file_grows_by_the_share_of_random_weights(tmp_path: Path) -> None:
         assert sizes[fraction] / sizes[0.0] == pytest.approx(1 + fraction + positions, rel=0.01)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale_optimizer", ["adam", "rmsprop"])
+def test_a_resumed_run_ends_with_the_same_bits(scale_optimizer: str, tmp_path: Path) -> None:
     whole = partial(0.1)
     options = {"learning_rate": 0.01, "seed": 0, "progress": False}
+    options |= {"scale_optimizer": scale_optimizer}
     bf.fit(whole, batches(), epochs=4, run_dir=tmp_path / "whole", **options)
     part = partial(0.1)
     run = tmp_path / "part"
@@ -245,6 +247,18 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     bf.fit(again, batches(), epochs=4, run_dir=run, resume=True, **options)
     for first, second in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(first, second)
+
+
+def test_a_resumed_run_takes_the_choice_of_weights_from_its_checkpoint(tmp_path: Path) -> None:
+    options = {"seed": 0, "progress": False, "run_dir": tmp_path}
+    first, other = (
+        bf.convert(network(), bf.PartialBayes(0.1, score="random", scope="layer", seed=seed))
+        for seed in (0, 1)
+    )
+    bf.fit(first, batches(), epochs=1, **options)
+    bf.fit(other, batches(), epochs=1, resume=True, **options)
+    for one, two in zip(posteriors(first), posteriors(other), strict=True):
+        assert torch.equal(one.random_index, two.random_index)
 
 
 def test_other_families_can_be_partial() -> None:

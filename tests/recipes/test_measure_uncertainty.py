@@ -290,3 +290,36 @@ def test_slips_in_the_options_are_named(parts: Parts, colour: Parts) -> None:
         measure_uncertainty(parts, {"num_samples": 1, "corruptions": ["fog"]})
     with pytest.raises(ValueError, match="severity must be a whole number from 1 to 5, got 6"):
         measure_uncertainty(colour, {"num_samples": 1, "corruptions": ["fog"], "severities": [6]})
+
+
+def test_halves_are_the_same_in_every_run_and_make_up_the_whole(parts: Parts) -> None:
+    found = measure_uncertainty(parts, {**SAMPLES, "halves": True})
+    again = measure_uncertainty(
+        replace(parts, recipe=replace(parts.recipe, seed=4)), {**SAMPLES, "halves": True}
+    )
+    assert "plain_halves" not in found
+    num_test = len(parts.data.test)
+    sizes = {"first": (num_test + 1) // 2, "second": num_test // 2}
+    for score in ("accuracy", "nll", "brier"):
+        parted = sum(sizes[half] * found["halves"][half][score] for half in sizes) / num_test
+        assert parted == pytest.approx(found["scores"][score], rel=1e-6)
+    # Another seed draws other weights, but asks about the same examples.
+    assert again["scores"]["nll"] != found["scores"]["nll"]
+    order = torch.randperm(num_test, generator=torch.Generator().manual_seed(0))
+    first = order[: sizes["first"]]
+    own = bf.predict(parts.model, loader(parts.data.test, 150), **SAMPLES, seed=parts.recipe.seed)
+    expected = summarise([(own[first], parts.data.test.targets[first])], metrics=SCORES)
+    assert found["halves"]["first"] == pytest.approx(expected.to_dict()["metrics"], rel=1e-6)
+
+
+def test_the_plain_network_is_scored_beside_the_one_it_became(parts: Parts) -> None:
+    torch.manual_seed(0)
+    plain = bf.revert(parts.model)
+    found = measure_uncertainty(replace(parts, plain=plain), {**SAMPLES, "halves": True})
+    model = bf.convert(plain, bf.Deterministic())
+    own = bf.predict(model, loader(parts.data.test, 150), likelihood="classification")
+    targets = parts.data.test.targets
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+    second = order[(len(targets) + 1) // 2 :]
+    expected = summarise([(own[second], targets[second])], metrics=SCORES).to_dict()["metrics"]
+    assert found["plain_halves"]["second"] == pytest.approx(expected, rel=1e-6)

@@ -72,6 +72,19 @@ def test_a_result_is_left_alone_and_overwritten_on_demand(tmp_path: Path) -> Non
     assert again["measured"] == json.loads(before)["measured"]
 
 
+def test_cells_share_the_plain_network_they_begin_from(tmp_path: Path) -> None:
+    study, cells = read_study("pbn/cubic"), ("partial_1", "partial_5")
+    wanted = how(tmp_path, cells=cells)
+    paths = reproduce(study, wanted, "x")
+    shared = [json.loads(path.read_text())["provenance"] for path in paths]
+    assert [each["warm_start_was_shared"] for each in shared] == [False, True]
+    # A quick run trusts nothing that was there before.
+    alone = how(tmp_path, cells=cells[1:], overwrite=True)
+    (again,) = reproduce(study, alone, "x")
+    assert not json.loads(again.read_text())["provenance"]["warm_start_was_shared"]
+    assert again == paths[1]
+
+
 def test_an_unknown_cell_is_named_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="dense-elbo"):
         reproduce(read_study("vmlp/regression"), how(tmp_path, cells=("dense-elb",)), "x")

@@ -90,6 +90,13 @@ def test_another_name_drops_the_old_options() -> None:
     }
 
 
+def test_weights_to_begin_from_and_how_to_train_them_replace_each_other() -> None:
+    weights, trained = {"weights": "a.pt"}, {"epochs": 3, "learning_rate": 0.1}
+    assert deep_merged({"warm_start": weights}, {"warm_start": trained}) == {"warm_start": trained}
+    assert deep_merged({"warm_start": trained}, {"warm_start": weights}) == {"warm_start": weights}
+    assert deep_merged(trained, {"epochs": 1}) == {"epochs": 1, "learning_rate": 0.1}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import bayesify as bf
 from bayesify.recipes import RunFolder, make_recipe, run_recipe
-from bayesify.recipes.warm_start import with_weights
+from bayesify.recipes.warm_start import trained_alike, with_weights
 
 TABLES = {
     "model": {"name": "mlp", "hidden": [16]},
@@ -69,6 +69,34 @@ def test_weights_of_every_kind_of_file_are_taken(kind: str, tmp_path: Path) -> N
     parts, _ = run_recipe(make_recipe(tables), RunFolder(tmp_path / "run"))
     mean = parts.model.layers.hidden_1.weight_posterior.mean
     torch.testing.assert_close(mean, trained.layers.hidden_1.weight)
+
+
+def test_weights_are_also_found_below_the_folder_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path))
+    (tmp_path / "weights").mkdir()
+    trained = bf.build_model("mlp", in_features=2, hidden=(16,), out_features=2)
+    save_file(trained.state_dict(), tmp_path / "weights/some.safetensors")
+    tables = TABLES | {"warm_start": {"weights": "weights/some.safetensors"}}
+    parts, _ = run_recipe(make_recipe(tables), RunFolder(tmp_path / "run"))
+    assert parts.plain is not None
+    assert torch.equal(parts.plain.layers.hidden_1.weight, trained.layers.hidden_1.weight)
+    tables = TABLES | {"warm_start": {"weights": "weights/none.safetensors"}}
+    with pytest.raises(FileNotFoundError, match=r"there is no file weights/none\.safetensors"):
+        run_recipe(make_recipe(tables), RunFolder(tmp_path / "other"))
+
+
+def test_an_older_file_need_not_count_the_batches_of_norms(tmp_path: Path) -> None:
+    trained = bf.build_model("lenet_300_100", batch_norm=True)
+    torch.nn.init.normal_(next(trained.parameters()))
+    state = trained.state_dict()
+    older = {key: value for key, value in state.items() if not key.endswith("batches_tracked")}
+    assert len(older) < len(state)
+    torch.save(older, tmp_path / "older.th")
+    network = with_weights(bf.build_model("lenet_300_100", batch_norm=True), tmp_path / "older.th")
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, state[key])
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -133,3 +161,59 @@ def test_weights_of_a_smaller_network_or_of_no_network_are_refused(tmp_path: Pat
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="must hold a state dict, got a list"):
         with_weights(network, tmp_path / "list.pt")
+
+
+def test_a_plain_network_that_another_run_trained_alike_is_taken_over(tmp_path: Path) -> None:
+    first, others = RunFolder(tmp_path / "first"), [RunFolder(tmp_path / "none")]
+    run_recipe(make_recipe(TABLES), first, others=others)
+    other = make_recipe(TABLES | {"method": {"name": "mean_field"}})
+    shared, own = RunFolder(tmp_path / "shared"), RunFolder(tmp_path / "own")
+    found, _ = run_recipe(other, shared, others=[*others, first])
+    assert not shared.warm_start.metrics.is_file()
+    assert shared.warm_start.model.read_bytes() == first.warm_start.model.read_bytes()
+    expected, _ = run_recipe(other, own)
+    state = expected.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in found.model.state_dict().items())
+    # It goes on from its own copy, whatever became of the other run.
+    first.clear()
+    run_recipe(other, shared, resume=True, others=[first])
+
+
+def test_the_result_of_a_plain_run_is_a_warm_start_too(tmp_path: Path) -> None:
+    plain = RunFolder(tmp_path / "plain")
+    alone = {key: TABLES[key] for key in ("model", "data")}
+    alone |= {"method": {"name": "deterministic"}, "fit": TABLES["warm_start"]}
+    run_recipe(make_recipe(alone), plain)
+    run = RunFolder(tmp_path / "run")
+    parts, _ = run_recipe(make_recipe(TABLES), run, others=[plain])
+    assert not run.warm_start.metrics.is_file()
+    trained = bf.revert(bf.load(plain.model, bf.revert(parts.model)))
+    assert parts.plain is not None
+    for one, two in zip(parts.plain.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"model": {"name": "mlp", "hidden": [17]}},
+        {"data": {"name": "two_moons", "batch_size": 11, "validation": 0}},
+        {"warm_start": {"epochs": 30, "learning_rate": 0.01, "progress": False}},
+        {"warm_start": {"epochs": 29, "learning_rate": 0.02, "progress": False}},
+    ],
+    ids=str,
+)
+def test_a_plain_network_that_was_trained_otherwise_is_left_alone(
+    change: dict, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    short = TABLES | {"fit": TABLES["fit"] | {"epochs": 1}}
+    parts, _ = run_recipe(make_recipe(short), run)
+    assert trained_alike(parts.recipe, [run]) == run.warm_start.model
+    options = {"in_features": 2, "out_features": 2}
+    other = make_recipe(TABLES | change).with_model_options(options)
+    assert trained_alike(other, [run]) is None
+    # A posterior's own weights are no plain network, whatever they were trained by.
+    run.warm_start.model.unlink()
+    assert trained_alike(parts.recipe, [run]) is None

@@ -23,11 +23,13 @@ def run(method: bf.Method | None = None, **options: Any) -> tuple[nn.Module, bf.
     return model, bf.fit(model, loader, DataLoader(data(), 48), **settings)
 
 
+@pytest.mark.parametrize("scale_optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop", "adagrad"])
-def test_every_optimiser_learns_and_moves_every_scale(optimizer: str) -> None:
+def test_every_optimiser_learns_and_moves_every_scale(optimizer: str, scale_optimizer: str) -> None:
     before = bf.convert(network(), bf.MeanField(prior_std=0.5))
     rate = 0.05 if optimizer in ("sgd", "adagrad") else 1e-2
-    model, history = run(optimizer=optimizer, learning_rate=rate, epochs=12)
+    options = {"optimizer": optimizer, "scale_optimizer": scale_optimizer, "epochs": 12}
+    model, history = run(learning_rate=rate, **options)
     assert history.rows[-1]["nll"] < 0.8 * history.rows[0]["nll"]
     for (name, old), new in zip(before.named_parameters(), model.parameters(), strict=True):
         if name.endswith(".rho"):
@@ -220,6 +222,7 @@ def test_options_record_and_keywords_are_the_same() -> None:
         ({"learning_rate": -1.0}, ValueError, "learning_rate must be positive"),
         ({"learning_rates": 1.0}, TypeError, "Did you mean 'learning_rate'"),
         ({"optimizer": "adma"}, LookupError, "Did you mean 'adam'"),
+        ({"scale_optimizer": "adma"}, LookupError, "Did you mean 'adam'"),
         ({"resume": True}, ValueError, "resume=True needs run_dir"),
         ({"strategy": "deepspeed"}, ValueError, "strategy must be"),
         ({"beta": -0.5}, ValueError, "beta must be a finite number >= 0"),

@@ -29,6 +29,18 @@ def test_scales_have_an_adam_of_their_own():
     assert scales.param_groups[0]["lr"] == 0.5
 
 
+def test_scales_have_the_optimiser_that_was_named_and_never_decay():
+    model = model_of()
+    locations, scales = made(model, weight_decay=0.1, scale_optimizer="rmsprop")
+    assert isinstance(locations, torch.optim.Adam)
+    assert isinstance(scales, torch.optim.RMSprop)
+    assert scales.param_groups[0]["weight_decay"] == 0
+    (decoupled,) = made(model, scale_optimizer="adamw")[1].param_groups
+    assert decoupled["weight_decay"] == 0
+    with pytest.raises(LookupError, match="rmsprop"):
+        made(model, scale_optimizer="rmsprob")
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_adam_on_a_cpu_is_one_call(name):
     assert are_fused(made(model_of(), optimizer=name)) == [True, True]

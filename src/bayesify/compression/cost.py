@@ -10,11 +10,12 @@ M times that. It differs from what happens here in four ways:
 - A mean and a scale are taken for two products. Weights are drawn, then multiplied once, so that
   the products do not grow with r. Local reparameterisation does take two.
 - Biases and norms are taken for random too. Here they have no scale, unless they are asked for.
-- Where the random weights are is taken to be known. Here their positions are stored, four bytes
-  each, as are the positions of the weights that exist in a sparse model.
+- Where the random weights are is taken to be known. Here their positions are stored, in four bits
+  each or more (see `bayesify/conversion/positions.py`), as are the positions of the weights that
+  exist in a sparse model, in four bytes.
 
 Memory is that of the training state: parameters, gradients, and what the optimisers keep (one
-number per parameter in SGD with momentum, two in Adam, which scales always have). Activations are
+number per parameter in SGD with momentum and in RMSprop, two in Adam). Activations are
 no part of it, nor are the drawn weights, which are there during a pass. Nor are the steps on which
 a sparse subspace moves: they need the gradient of every weight.
 
@@ -24,7 +25,6 @@ Reference: partial Bayesian networks, after Abboud et al. (2024), table 1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,8 +41,10 @@ from bayesify.training.settings import FitSettings
 from bayesify.types import call_model, output_tensor
 
 OptimizerName = Literal["sgd", "adam"]
+ScaleOptimizerName = Literal["adam", "rmsprop"]
 # Numbers that an optimiser keeps of each parameter.
 _STATES = {"sgd": 1, "adam": 2}
+_SCALE_STATES = {"adam": 2, "rmsprop": 1}
 # Backward takes two products where forward takes one.
 _BACKWARD = 2
 
@@ -53,15 +55,18 @@ class Cost:
 
     Attributes:
         num_parameters: Numbers that are trained.
-        num_buffers: Numbers that are stored beside them: positions, and averages of norms.
+        num_buffers: Numbers that are stored beside them, of whatever size: averages of norms, and
+            what positions are kept in.
         flops: FLOPs of one example in one step, forward and backward.
         num_bytes: Bytes of parameters, buffers, gradients and optimiser state.
+        num_gradient_bytes: Those of the gradients among them, which exist during a step only.
     """
 
     num_parameters: float
     num_buffers: float
     flops: float
     num_bytes: float
+    num_gradient_bytes: float
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,12 @@ class Costs:
 
 
 def count_costs(
-    model: nn.Module, inputs: Any, *, num_samples: int = 1, optimizer: OptimizerName = "adam"
+    model: nn.Module,
+    inputs: Any,
+    *,
+    num_samples: int = 1,
+    optimizer: OptimizerName = "adam",
+    scale_optimizer: ScaleOptimizerName = "adam",
 ) -> Costs:
     """Count what it costs to train a converted model; it is left as it was.
 
@@ -99,11 +109,15 @@ def count_costs(
         num_samples: Draws of the weights per step. A model without a posterior takes one pass,
             an ensemble one per member.
         optimizer: What moves means and plain weights: "sgd" (with momentum) or "adam".
+        scale_optimizer: What moves scales: "adam" or "rmsprop".
     """
     if optimizer not in _STATES:
         raise ValueError(f"optimizer must be 'sgd' or 'adam', got {optimizer!r}")
+    if scale_optimizer not in _SCALE_STATES:
+        raise ValueError(f"scale_optimizer must be 'adam' or 'rmsprop', got {scale_optimizer!r}")
     if not isinstance(num_samples, int) or num_samples < 1:
         raise ValueError(f"num_samples must be a whole number >= 1, got {num_samples!r}")
+    settings = FitSettings(epochs=1, optimizer=optimizer, scale_optimizer=scale_optimizer)
     flops = count_flops(model, inputs)
     sites = posteriors(model)
     plain_flops = (1 + _BACKWARD) * flops.dense_inference
@@ -113,38 +127,44 @@ def count_costs(
         share = sum(s.num_random for s in sites) / max(sum(s.num_live for s in sites), 1)
         modelled_flops = (1 + share) * (num_samples + _BACKWARD) * flops.inference
         counted = num_samples * flops.training
+    states = (_STATES[optimizer], _SCALE_STATES[scale_optimizer])
     return Costs(
-        modelled=_modelled(model, share, modelled_flops, optimizer),
-        measured=_measured(model, inputs, counted, optimizer),
+        modelled=_modelled(model, share, modelled_flops, states),
+        measured=_measured(model, inputs, counted, settings),
         plain_flops=plain_flops,
     )
 
 
-def _modelled(model: nn.Module, share: float, flops: float, optimizer: OptimizerName) -> Cost:
+def _modelled(model: nn.Module, share: float, flops: float, states: tuple[int, int]) -> Cost:
     scales = {id(entry) for site in posteriors(model) for entry in site.scale_parameters()}
     means = [entry for entry in unique(model.parameters()) if id(entry) not in scales]
     number, num_bytes = sum(map(Tensor.numel, means)), sum(entry.nbytes for entry in means)
     # The parameter, its gradient, and what its optimiser keeps of it.
-    copies = (2 + _STATES[optimizer]) + share * (2 + _STATES["adam"])
-    return Cost((1 + share) * number, 0, flops, copies * num_bytes)
+    copies = (2 + states[0]) + share * (2 + states[1])
+    gradients = (1 + share) * num_bytes
+    return Cost((1 + share) * number, 0, flops, copies * num_bytes, gradients)
 
 
-def _measured(model: nn.Module, inputs: Any, flops: float, optimizer: OptimizerName) -> Cost:
+def _measured(model: nn.Module, inputs: Any, flops: float, settings: FitSettings) -> Cost:
     before = RandomState.capture()
     try:
-        kept = list(_kept_after_step(copy.deepcopy(model).train(), inputs, optimizer))
+        kept, gradients = _kept_after_step(copy.deepcopy(model).train(), inputs, settings)
     finally:
         before.restore()
+    num_gradient_bytes = sum(entry.nbytes for entry in gradients)
     return Cost(
         num_parameters=sum(entry.numel() for entry in unique(model.parameters())),
         num_buffers=sum(entry.numel() for entry in model.buffers()),
         flops=flops,
-        num_bytes=sum(entry.nbytes for entry in kept),
+        num_bytes=sum(entry.nbytes for entry in kept) + num_gradient_bytes,
+        num_gradient_bytes=num_gradient_bytes,
     )
 
 
-def _kept_after_step(model: nn.Module, inputs: Any, optimizer: OptimizerName) -> Iterator[Tensor]:
-    """Take one step and yield every tensor that is held until the next."""
+def _kept_after_step(
+    model: nn.Module, inputs: Any, settings: FitSettings
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Take one step and return every tensor that is held until the next, gradients apart."""
     method = require_record(model).method
 
     def nll(output: Any, *, is_logged: bool = True) -> Tensor:
@@ -155,11 +175,10 @@ def _kept_after_step(model: nn.Module, inputs: Any, optimizer: OptimizerName) ->
     part = method.nll(model, lambda: call_model(model, inputs), nll)
     elbo_loss(part, model, num_data=1).total.backward()
     parameters = unique(model.parameters())
-    yield from parameters
-    yield from model.buffers()
-    yield from (entry.grad for entry in parameters if entry.grad is not None)
-    settings = FitSettings(epochs=1, optimizer=optimizer)
+    gradients = [entry.grad for entry in parameters if entry.grad is not None]
+    kept = [*parameters, *model.buffers()]
     for each in make_optimizers(model, Classification(), settings):
         each.step()
         states = (value for state in each.state.values() for value in state.values())
-        yield from (value for value in states if isinstance(value, Tensor))
+        kept += [value for value in states if isinstance(value, Tensor)]
+    return kept, gradients

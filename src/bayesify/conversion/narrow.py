@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.kl import whole
-from bayesify.conversion.posterior import Posterior, as_stored
+from bayesify.conversion.posterior import Posterior
 
 
 def signal_to_noise(posterior: Posterior) -> Tensor:
@@ -158,9 +158,8 @@ def with_state(
     for name, value in values.items():
         is_trained = getattr(posterior, name).requires_grad
         twin.register_parameter(name, nn.Parameter(value.clone(), requires_grad=is_trained))
-    twin.register_buffer("index", as_stored(index, shape.numel()))
-    twin.register_buffer("random_index", as_stored(random_index, shape.numel()))
     twin.shape = shape
+    twin.place_(index, random_index)
     first = posterior.family.parameter_names[0]
     is_whole = index is None and random_index is None
     twin.is_tied_scale = is_whole and any(

@@ -4,7 +4,8 @@ State is stored as compactly as the choice of weights allows. `index` holds the 
 the entries that exist at all (None: every one); `random_index` holds the positions, among those,
 that are random (None: every one). A dense posterior has neither; a partial one stores a scale
 for `random_index` only; a sparse one stores nothing outside `index`. A dense tensor exists only
-while a layer's forward uses it.
+while a layer's forward uses it, and so does `random_index`, which is kept in a shorter form (see
+conversion/positions.py); a state dict has it all the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion.positions import Packed, as_stored, packed, unpacked
 from bayesify.conversion.recall import (
     Drawn,
     Pass,
@@ -37,7 +39,7 @@ How = Literal["sample", "local", "mean", "moments"]
 # keeps of it until the backward passes after it (see conversion/recall.py).
 _OF_ONE_PASS = frozenset(
     {"_held", "_draw", "_pass", "_state", "_records", "_was_read_alone", "gradient"}
-    | {"_layout", "_rows"}
+    | {"_layout", "_rows", "_in_state"}
 )
 
 
@@ -57,7 +59,8 @@ class Posterior(nn.Module):
     """
 
     index: Tensor | None
-    random_index: Tensor | None
+    _random_places: Tensor | None
+    _random_jumps: Tensor | None
 
     def __init__(
         self,
@@ -99,8 +102,7 @@ class Posterior(nn.Module):
         for name in names:
             entry = nn.Parameter(initial[name].clone(memory_format=torch.preserve_format))
             self.register_parameter(name, entry)
-        self.register_buffer("index", as_stored(index, self.shape.numel()))
-        self.register_buffer("random_index", as_stored(random_index, self.shape.numel()))
+        self.place_(index, random_index)
         # Whether the layer around this tensor has a rule for local reparameterisation.
         self.can_be_local = False
         self._held = False
@@ -116,6 +118,7 @@ class Posterior(nn.Module):
         # Where the live entries are, in the forms that products need.
         self._layout: Any = None
         self._rows: Any = None
+        self._in_state: weakref.ref[Tensor] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A module's own way looks for parameters in the value, several times in every forward.
@@ -123,6 +126,26 @@ class Posterior(nn.Module):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
+
+    def place_(self, index: Tensor | None, random_index: Tensor | None) -> None:
+        """Say which entries exist and which of those are random; None stands for every one."""
+        self.register_buffer(
+            "index", None if index is None else as_stored(index, self.shape.numel())
+        )
+        kept = None if random_index is None else packed(random_index, self.shape.numel())
+        self._num_random = None if random_index is None else random_index.numel()
+        self._in_state = None
+        self._gap_bits = kept and kept.bits
+        self.register_buffer("_random_places", kept and kept.places, persistent=False)
+        self.register_buffer("_random_jumps", kept and kept.jumps, persistent=False)
+
+    @property
+    def random_index(self) -> Tensor | None:
+        """Positions, among the existing entries, of those that are random; None for every one."""
+        places, count = self._random_places, self._num_random
+        if places is None or count is None:
+            return None
+        return unpacked(Packed(places, self._random_jumps, self._gap_bits), count)
 
     @property
     def num_live(self) -> int:
@@ -132,7 +155,7 @@ class Posterior(nn.Module):
     @property
     def num_random(self) -> int:
         """How many of the existing entries are random."""
-        return self.num_live if self.random_index is None else self.random_index.numel()
+        return self.num_live if self._num_random is None else self._num_random
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters that shape the spread, not the location."""
@@ -141,7 +164,10 @@ class Posterior(nn.Module):
 
     def random_parameters(self) -> dict[str, Tensor]:
         """Return the family's parameters at the random entries."""
-        names, random_index = self.family.parameter_names, self.random_index
+        return self._parameters_at(self.random_index)
+
+    def _parameters_at(self, random_index: Tensor | None) -> dict[str, Tensor]:
+        names = self.family.parameter_names
         values: dict[str, Tensor] = {name: getattr(self, name) for name in names}
         if random_index is not None:
             values[names[0]] = values[names[0]].flatten()[random_index]
@@ -154,27 +180,33 @@ class Posterior(nn.Module):
 
     def dense_mean(self) -> Tensor:
         """Return the mean of the whole tensor."""
-        return self._seen(self._dense(self._live_mean(self.random_parameters())))
+        random_index = self.random_index
+        mean = self._live_mean(self._parameters_at(random_index), random_index)
+        return self._seen(self._dense(mean))
 
     def dense_variance(self) -> Tensor:
         """Return the variance of the whole tensor, in float32 or better; 0 where not random."""
-        return self._dense(self._live_variance(self.random_parameters()))
+        random_index = self.random_index
+        return self._dense(self._live_variance(self._parameters_at(random_index), random_index))
 
     def dense_moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance of the whole tensor."""
-        parameters = self.random_parameters()
-        mean, variance = self._live_mean(parameters), self._live_variance(parameters)
+        random_index = self.random_index
+        parameters = self._parameters_at(random_index)
+        mean = self._live_mean(parameters, random_index)
+        variance = self._live_variance(parameters, random_index)
         return self._seen(self._dense(mean)), self._dense(variance)
 
     def sample(self) -> Tensor:
         """Draw the whole tensor afresh, in float32 or better, then cast to the stored type."""
-        parameters = self.random_parameters()
+        random_index = self.random_index
+        parameters = self._parameters_at(random_index)
         deviation = self.family.deviation(parameters)
-        mean = self._live_mean(parameters)
-        if self.random_index is None:
+        mean = self._live_mean(parameters, random_index)
+        if random_index is None:
             return self._seen(self._dense((mean + deviation).to(mean.dtype)))
         # One pass over the random entries only: the others are read as they are.
-        drawn = mean.to(deviation.dtype).index_add(0, self.random_index, deviation)
+        drawn = mean.to(deviation.dtype).index_add(0, random_index, deviation)
         return self._seen(self._dense(drawn.to(mean.dtype)))
 
     def value(self) -> Tensor:
@@ -189,7 +221,7 @@ class Posterior(nn.Module):
         if way == "mean" or self.num_random == 0:
             return self.dense_mean()
         if way == "moments":
-            return cast(Tensor, Moments(*self.dense_moments()))
+            return cast(Tensor, self._moments())
         if drawn is not None:
             return self._draw_again(drawn)
         if not self._held:
@@ -242,8 +274,8 @@ class Posterior(nn.Module):
     def _location(self) -> Tensor:
         return getattr(self, self.family.parameter_names[0])
 
-    def _live_mean(self, parameters: Parameters) -> Tensor:
-        mean, random_index = self.family.mean(parameters), self.random_index
+    def _live_mean(self, parameters: Parameters, random_index: Tensor | None) -> Tensor:
+        mean = self.family.mean(parameters)
         if random_index is None:
             return mean
         location = self._location.flatten()
@@ -251,8 +283,14 @@ class Posterior(nn.Module):
             return location  # the location is the mean, random or not
         return location.index_copy(0, random_index.long(), mean.to(location.dtype))
 
-    def _live_variance(self, parameters: Parameters) -> Tensor:
-        variance, random_index = self.family.variance(parameters), self.random_index
+    def _moments(self) -> Moments:
+        if self.is_tied_scale and self.index is None and self.random_index is None:
+            # One variance per unit as it is stored: layers make use of it.
+            return Moments(self.dense_mean(), self.family.variance(self._parameters_at(None)))
+        return Moments(*self.dense_moments())
+
+    def _live_variance(self, parameters: Parameters, random_index: Tensor | None) -> Tensor:
+        variance = self.family.variance(parameters)
         if random_index is not None:
             zeros = variance.new_zeros(self.num_live)
             return zeros.index_copy(0, random_index.long(), variance)
@@ -272,24 +310,51 @@ class Posterior(nn.Module):
             return values if values.shape == shape else values.view(shape)
         return values.new_zeros(shape.numel()).index_copy(0, index.long(), values).view(shape)
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # A tied tensor is asked twice, and gives one tensor under both names, as for its mean.
+        known = None if self._in_state is None else self._in_state()
+        random_index = self.random_index if known is None else known
+        if random_index is not None:
+            self._in_state = weakref.ref(random_index)
+            destination[f"{prefix}random_index"] = random_index
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key, count = f"{prefix}random_index", self._num_random
+        # Taken out of a copy: what is no parameter and no buffer would not be expected there.
+        rest = dict(state_dict)
+        random_index = None if count is None else rest.pop(key, None)
+        reports = (missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, *reports)
+        if random_index is None:
+            if count is not None and strict:
+                missing_keys.append(key)
+        elif random_index.shape != (count,):
+            found = tuple(random_index.shape)
+            error_msgs.append(f"{key} must hold {count} positions, got a tensor of shape {found}")
+        else:
+            self.place_(self.index, random_index.to(self._location.device))
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a file never carries a draw: it belongs to one forward of one model.
         forgotten = {"_held": False, "_draw": None, "_pass": None, "_state": None, "_records": []}
         forgotten |= {"keeps_gradient": False, "gradient": None}
-        forgotten |= {"_layout": None, "_rows": None}
+        forgotten |= {"_layout": None, "_rows": None, "_in_state": None}
         return {**self.__dict__, **forgotten}
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows of this posterior."""
         shape = "x".join(map(str, self.shape))
         return f"{shape}, {self.family.name}, {self.num_random} of {self.shape.numel()} random"
-
-
-def as_stored(index: Tensor | None, num_entries: int) -> Tensor | None:
-    """Return positions among so many entries in four bytes each, where four are enough."""
-    if index is None or num_entries >= 2**31:
-        return index
-    return index.to(torch.int32)
 
 
 def _broadcasts(shape: torch.Size, onto: torch.Size) -> bool:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.conversion.plan import Plan
-from bayesify.conversion.posterior import Posterior, as_stored
+from bayesify.conversion.positions import as_stored
+from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.sites import named_posteriors
 
 

@@ -24,7 +24,7 @@ from bayesify.data.rotated import rotated
 from bayesify.evaluation.detection import detect
 from bayesify.evaluation.evaluate import summarise
 from bayesify.exporting import load, save
-from bayesify.methods import MeanField
+from bayesify.methods import Deterministic, MeanField
 from bayesify.models.catalogue import models
 from bayesify.prediction import predict
 from bayesify.prediction.predictive import ClassificationPredictive
@@ -37,6 +37,7 @@ from bayesify.types import device_of
 
 _SCORES = ("accuracy", "nll", "brier", "ece", "marginal_calibration_error")
 _INITIAL_STD = 0.01
+_HALVES_SEED = 0
 _NORM_BATCHES = 100
 _STORED = {"dense": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,6 +56,9 @@ class UncertaintyOptions:
         severities: How badly, from 1 to 5.
         num_corrupted: How many test examples are spoiled; None for all.
         rotations: Degrees by which to turn the test images.
+        halves: Whether to score two halves of the test set apart, and the plain network a run began
+            from beside: the first half for choices, where no other examples are left that the
+            network was not trained on, and the second for what comes of them.
         keep: Shares of the weights to keep when the trained network is pruned by |mean| / std,
             its batch norms then measured anew on training data.
         files: Whether to measure the files of the model, and what bfloat16 changes.
@@ -69,6 +73,7 @@ class UncertaintyOptions:
     severities: Sequence[int] = (1, 2, 3, 4, 5)
     num_corrupted: int | None = None
     rotations: Sequence[float] = ()
+    halves: bool = False
     keep: Sequence[float] = ()
     files: bool = False
     flops: bool = False
@@ -91,6 +96,11 @@ def measure_uncertainty(parts: Parts, options: Mapping[str, Any]) -> dict[str, A
         "mean_std": mean_std(model),
         "weights": _weights(model),
     }
+    if chosen.halves:
+        found["halves"] = _halves(own, data)
+        if parts.plain is not None:
+            plain = convert(parts.plain, Deterministic()).to(device_of(model))
+            found["plain_halves"] = _halves(_predicted(parts, plain, data, chosen), data)
     if chosen.files:
         found["files"] = _files(parts, chosen)
     if chosen.flops:
@@ -109,6 +119,7 @@ def _predicted(
             # Where nothing is random there is one way to predict only.
             by=chosen.by if any(site.num_random for site in posteriors(model)) else None,
             seed=parts.recipe.seed,
+            likelihood="classification",
         ).to("cpu")
     assert isinstance(found, ClassificationPredictive)
     return found
@@ -123,6 +134,18 @@ def _precision(parts: Parts) -> AbstractContextManager[Any]:
 
 def _scores(found: ClassificationPredictive, data: TensorData) -> dict[str, float]:
     return summarise([(found, data.targets.cpu())], metrics=_SCORES).to_dict()["metrics"]
+
+
+def _halves(found: ClassificationPredictive, data: TensorData) -> dict[str, dict[str, float]]:
+    """Return the scores of two halves of the examples, the same ones in every run."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(_HALVES_SEED))
+    first, second = order.tensor_split(2)
+    halves = {"first": first, "second": second}
+    targets = data.targets.cpu()
+    return {
+        name: summarise([(found[where], targets[where])], metrics=_SCORES).to_dict()["metrics"]
+        for name, where in halves.items()
+    }
 
 
 def _detected(

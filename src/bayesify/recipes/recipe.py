@@ -55,8 +55,8 @@ class Recipe:
         fit: Fields of `FitSettings`.
         seed: Seed of the first weights, the split, the order of batches and every draw.
         warm_start: How the plain network is trained before it is made Bayesian: fields of
-            `FitSettings`, or "weights", the file of a state dict or a model to begin from; empty
-            begins from fresh weights.
+            `FitSettings`, or "weights", the file of a state dict or a model to begin from, also
+            below the folder of the data; empty begins from fresh weights.
     """
 
     model: Mapping[str, Any]
@@ -169,12 +169,15 @@ def _merge(table: str, before: Mapping[str, Any], added: Any) -> dict[str, Any]:
 def deep_merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables in which what `second` says wins, key by key.
 
-    Where it names another model, data set, method or schedule, the options of the old one go.
+    Where it names another model, data set, method or schedule, the options of the old one go; so do
+    weights to begin from where it says how to train them, and the other way round.
     """
     names = (first.get("name"), second.get("name"))
     if None not in names and names[0] != names[1]:
         kept = {key: first[key] for key in OWN_DATA_KEYS if key in first}
         return {**kept, **second}
+    if ("weights" in first and "epochs" in second) or ("epochs" in first and "weights" in second):
+        return dict(second)
     merged = dict(first)
     for key, value in second.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -233,6 +236,7 @@ def _is_share(value: Any) -> bool:
 def _check_names_in_settings(settings: FitSettings) -> None:
     if isinstance(settings.optimizer, str):
         _ = optimizers[settings.optimizer]
+    _ = optimizers[settings.scale_optimizer]
     for key in ("beta", "schedule"):
         as_schedule(key, getattr(settings, key))
     if settings.likelihood is not None:

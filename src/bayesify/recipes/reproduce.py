@@ -15,9 +15,11 @@ from typing import Any
 import bayesify.recipes.measure_confidence
 import bayesify.recipes.measure_pruning
 import bayesify.recipes.measure_regression
+import bayesify.recipes.measure_segmentation
 import bayesify.recipes.measure_uncertainty  # noqa: F401
 from bayesify.recipes.measure import measures
 from bayesify.recipes.provenance import provenance
+from bayesify.recipes.recipe import Recipe
 from bayesify.recipes.run import run_recipe
 from bayesify.recipes.run_folder import RunFolder, write_json
 from bayesify.recipes.study import Cell, Study
@@ -69,6 +71,17 @@ class Reproduction:
         kind = "quick" if self.is_quick else "full"
         return RunFolder(self.runs / kind / cell.study / f"{self.name_of(cell)}-seed{self.seed}")
 
+    def others(self, study: Study, done: Sequence[Cell]) -> list[RunFolder]:
+        """Return the folders whose plain networks may be taken over.
+
+        Args:
+            study: The study.
+            done: Cells that ran just now. Only theirs, where older ones are not to be trusted.
+        """
+        every = study.cells(is_quick=self.is_quick, seed=self.seed, changes=self.changes)
+        is_fresh = self.overwrite or self.is_quick
+        return [self.run_folder(cell) for cell in (done if is_fresh else every)]
+
     def has_result(self, cell: Cell) -> bool:
         """Whether this very cell, changes and all, has been run."""
         path = self.result_path(cell)
@@ -99,7 +112,7 @@ def reproduce(
     """Run every chosen cell of a study and return the files of their results.
 
     A cell whose result is there is left alone; one that was interrupted goes on from its
-    checkpoint.
+    checkpoint. A plain network that several cells begin from is trained once.
 
     Args:
         study: What to run.
@@ -109,7 +122,8 @@ def reproduce(
     """
     measure = measures[study.kind]
     tell = on_cell or (lambda *_: None)
-    paths = []
+    paths: list[Path] = []
+    done: list[Cell] = []
     for cell in how.chosen(study):
         path = how.result_path(cell)
         paths.append(path)
@@ -120,13 +134,18 @@ def reproduce(
         began, started = time.perf_counter(), datetime.now(UTC)
         run = how.run_folder(cell)
         goes_on = how.can_go_on(cell)
-        parts, history = run_recipe(cell.recipe, run, resume=goes_on, overwrite=not goes_on)
+        others = [each for each in how.others(study, done) if each != run]
+        options = {"resume": goes_on, "overwrite": not goes_on, "others": others}
+        parts, history = run_recipe(cell.recipe, run, **options)
+        done.append(cell)
         trained = time.perf_counter() - began
         found = measure(parts, cell.measure)
         origin = provenance(command)
         origin |= {"started": started.isoformat(timespec="seconds"), "training_seconds": trained}
         # Of a run that was interrupted only the part since then.
         origin |= {"wall_seconds": time.perf_counter() - began, "was_resumed": goes_on}
+        # Nor is the training of a plain network that another cell trained.
+        origin |= {"warm_start_was_shared": _was_shared(parts.recipe, run)}
         result = {
             "study": study.name,
             "title": study.title,
@@ -147,3 +166,8 @@ def reproduce(
         write_json(path, result)
         tell(cell, "done")
     return paths
+
+
+def _was_shared(recipe: Recipe, run: RunFolder) -> bool:
+    is_trained = recipe.warm_start_settings(run_dir=".") is not None
+    return is_trained and not run.warm_start.metrics.is_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +112,7 @@ def run_recipe(
     resume: bool = False,
     overwrite: bool = False,
     on_start: Callable[[Parts], object] | None = None,
+    others: Iterable[RunFolder] = (),
 ) -> tuple[Parts, History]:
     """Train what a recipe describes and return it, leaving everything in the run's folder.
 
@@ -121,6 +122,8 @@ def run_recipe(
         resume: Whether to go on from the checkpoint in the folder.
         overwrite: Whether a run that lies there already may be replaced.
         on_start: Called once everything is built and before training begins.
+        others: Folders of runs whose plain network a warm start may take over, if it was trained
+            alike.
 
     Raises:
         FileExistsError: A run lies there, and neither `resume` nor `overwrite` was asked for.
@@ -140,8 +143,14 @@ def run_recipe(
     if on_start is not None:
         on_start(parts)
     if parts.recipe.warm_start:
-        loaders = (parts.train, parts.validation)
-        network = warm_started(parts.recipe, _network(parts.recipe), loaders, run, resume=resume)
+        network = warm_started(
+            parts.recipe,
+            _network(parts.recipe),
+            (parts.train, parts.validation),
+            run,
+            resume=resume,
+            others=others,
+        )
         model = convert(network, parts.recipe.make_method().for_data(parts.train))
         parts = replace(parts, model=model, plain=network)
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))

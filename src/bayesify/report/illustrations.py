@@ -34,6 +34,7 @@ from bayesify.report.measurements import (
     ReliabilityBins,
 )
 from bayesify.report.results import Cell, CellGroup, Study
+from bayesify.report.segmentation_maps import segmentation_illustrations
 from bayesify.report.uncertainty_illustrations import uncertainty_illustrations
 
 _SPARSITY = "sparsity"
@@ -53,6 +54,7 @@ def study_illustrations(study: Study) -> tuple[Illustration, ...]:
         found += _reliability(looks, groups, under)
         found += confidence_illustrations(study, groups, under)
         found += uncertainty_illustrations(study, groups, under)
+        found += segmentation_illustrations(groups, under)
     return (*found, *_regressions(study))
 
 

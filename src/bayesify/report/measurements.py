@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bayesify.report.json_value import JsonValue, scalars
+from bayesify.report.segmentation_measurement import (
+    SegmentationMeasurement,
+    segmentation_measurement,
+)
 
 Scores = Mapping[str, float | None]
 """Accuracy, nll, ece and the like by name; None where one could not be measured."""
@@ -195,6 +199,7 @@ Measurement = (
     | ConfidenceMeasurement
     | UncertaintyMeasurement
     | SpeedMeasurement
+    | SegmentationMeasurement
     | OtherMeasurement
 )
 
@@ -209,6 +214,8 @@ def read_measurement(kind: str, measured: JsonValue) -> Measurement:
         return _confidence_measurement(measured)
     if kind == "uncertainty":
         return _uncertainty_measurement(measured)
+    if kind == "segmentation":
+        return segmentation_measurement(measured)
     if kind == "speed":
         return SpeedMeasurement(tuple(map(_speed_row, measured.field("rows").items())))
     measured.fields()

@@ -9,6 +9,7 @@ from bayesify.report.confidence_tables import confidence_tables
 from bayesify.report.measurements import RegressionMeasurement, SpeedMeasurement, SpeedRow
 from bayesify.report.pruning_tables import pruning_table, score_table
 from bayesify.report.results import CellGroup, Study
+from bayesify.report.segmentation_tables import segmentation_tables
 from bayesify.report.tables import (
     Body,
     Column,
@@ -39,6 +40,8 @@ def study_tables(study: Study) -> tuple[Table, ...]:
         return confidence_tables(study)
     if study.kind == "uncertainty":
         return uncertainty_tables(study)
+    if study.kind == "segmentation":
+        return segmentation_tables(study)
     if study.kind == "speed":
         return tuple(speed_table(study, group) for group in study.groups)
     return (scalar_table(study),)

@@ -1,4 +1,4 @@
-"""Optimisers: the user's choice for means and plain weights, an Adam of their own for scales.
+"""Optimisers: the user's choice for means and plain weights, one of their own for scales.
 
 A scale's gradient carries the factor 1/N and its parameter lives on a log-like axis: an optimiser
 tuned for means, plain SGD above all, leaves every scale where it started.
@@ -56,9 +56,9 @@ def make_optimizers(
     if not groups and not trainable:
         raise ValueError("the model has nothing to train: every parameter is frozen")
     if trainable:
-        options = _speed(torch.optim.Adam, trainable, settings)
-        lr = settings.scale_learning_rate
-        optimizers_made.append(torch.optim.Adam(trainable, lr=lr, **options))
+        group = {"params": trainable, "weight_decay": 0.0}
+        name, rate = settings.scale_optimizer, settings.scale_learning_rate
+        optimizers_made.append(_named(name, [group], rate, settings))
     for optimizer in optimizers_made:
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
@@ -80,9 +80,15 @@ def _build(settings: FitSettings, groups: list[dict[str, Any]]) -> Optimizer:
     choice = settings.optimizer
     if callable(choice):
         return choice(groups)
-    kind = optimizers[choice]
-    options: dict[str, Any] = {"lr": settings.learning_rate}
-    if choice == "sgd":
+    return _named(choice, groups, settings.learning_rate, settings)
+
+
+def _named(
+    name: str, groups: list[dict[str, Any]], rate: float, settings: FitSettings
+) -> Optimizer:
+    kind = optimizers[name]
+    options: dict[str, Any] = {"lr": rate}
+    if name == "sgd":
         options |= {"momentum": 0.9, "nesterov": True}
     parameters = [entry for group in groups for entry in group["params"]]
     return kind(groups, **options, **_speed(kind, parameters, settings))

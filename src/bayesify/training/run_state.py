@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.archive import ArchiveError, read_archive, whole, write_archive
+from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.subspace import counts_in, make_room_
+from bayesify.types import device_of
 
 KIND = "training run"
 _CHOSEN = ("lr", "base_lr", "weight_decay")
@@ -152,6 +154,7 @@ def load_run(
         make_room_(module, rooms[prefix])
         for key, target in module.state_dict(keep_vars=True).items():
             copy_whole_(target, states[prefix][key])
+        _place_random_(module, states[prefix])
     for index, optimizer in enumerate(optimizers):
         _load_optimizer(optimizer, f"optimizer.{index}.", description["optimizers"][index], tensors)
     random_states = {}
@@ -160,6 +163,14 @@ def load_run(
         own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         random_states[name] = RandomState(own, python)
     return Position(**description["position"]), random_states
+
+
+def _place_random_(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Take over which entries are random: posteriors keep that in a form of their own."""
+    for path, site in module.named_modules():
+        found = state.get(f"{path}.random_index")
+        if isinstance(site, Posterior) and found is not None:
+            site.place_(site.index, found.to(device_of(site)))
 
 
 @torch.no_grad()

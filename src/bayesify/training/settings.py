@@ -37,10 +37,12 @@ class FitSettings:
         num_samples: Draws of the weights per step; each is followed by its own backward pass, so
             memory does not grow with it.
         optimizer: "adam", "adamw", "sgd", "rmsprop", "adagrad", or a function of parameter groups.
-            It moves means and deterministic weights; scales always have an Adam of their own.
+            It moves means and deterministic weights; scales have an optimiser of their own.
         learning_rate: Step size of means and deterministic weights.
         scale_learning_rate: Step size of the scales. Their gradient is divided by N and their
             parameters live on a log-like axis, so they need a larger one than the means.
+        scale_optimizer: The optimiser of the scales, by name: "adam", or "rmsprop", which keeps one
+            number for each scale where Adam keeps two. Plain "sgd" leaves scales where they are.
         weight_decay: Decay of means and deterministic weights, never of scales.
         schedule: Factor on both learning rates, chosen like `beta`.
         clip_norm: Largest norm of the gradient of means and deterministic weights, and of that
@@ -73,6 +75,7 @@ class FitSettings:
     optimizer: OptimizerChoice = "adam"
     learning_rate: float = 1e-3
     scale_learning_rate: float = 1e-2
+    scale_optimizer: str = "adam"
     weight_decay: float = 0.0
     schedule: ScheduleChoice = "cosine"
     clip_norm: float | None = None
@@ -135,6 +138,7 @@ class FitOptions(TypedDict, total=False):
     optimizer: OptimizerChoice
     learning_rate: float
     scale_learning_rate: float
+    scale_optimizer: str
     weight_decay: float
     schedule: ScheduleChoice
     clip_norm: float | None
