@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 
 import bayesify as bf
-from bayesify.exporting import Runtime
+from bayesify.data import loader
+from bayesify.exporting import Runtime, read_manifest
 from bayesify.recipes.trained import load_trained
 
 
@@ -28,3 +30,36 @@ def test_wrong_choices_are_answered_by_a_sentence(invoke, run_folder, tmp_path):
     result = invoke("export", run_folder, "--out", tmp_path / "m.onnx", "--what", "median")
     assert result.exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("what", "way"), [("moments", "moments"), ("mean", "mean")])
+def test_the_file_says_how_well_its_way_predicts(invoke, run_folder, tmp_path, what, way):
+    out = tmp_path / "model.onnx"
+    result = invoke("export", run_folder, "--out", out, "--what", what)
+    assert result.exit_code == 0, result.output
+    trained = load_trained(run_folder)
+    test = trained.load_data().test
+    scores = bf.evaluate(trained.model, loader(test, 256), by=way, progress=False).scores
+    found = read_manifest(out)["calibration"]
+    assert (found["data"], found["part"], found["num_examples"]) == ("digits", "test", len(test))
+    for name in ("accuracy", "nll", "ece"):
+        assert found[name] == pytest.approx(scores[name], rel=1e-6)
+        assert f"{name} {scores[name]:.4f}" in " ".join(result.output.split())
+    # The figures are those of the file: its own answers give the same accuracy.
+    stored = test.inputs.numpy()
+    runtime = Runtime(out)
+    answer = runtime(runtime.normalise(stored))
+    predicted = answer["probs" if what == "moments" else "mean"].argmax(1)
+    assert found["accuracy"] == pytest.approx(float((predicted == test.targets.numpy()).mean()))
+
+
+def test_fewer_examples_are_measured_or_none(invoke, run_folder, tmp_path):
+    out = tmp_path / "model.onnx"
+    for number, expected in ((50, 50), (0, None)):
+        arguments = ["--out", out, "--what", "mean", "--num-measured", number]
+        assert invoke("export", run_folder, *arguments).exit_code == 0
+        found = read_manifest(out)["calibration"]
+        assert (found and found["num_examples"]) == expected
+    result = invoke("export", run_folder, "--out", out, "--num-measured", -1)
+    assert result.exit_code == 2
+    assert "must be 0 or more" in result.output

@@ -65,3 +65,20 @@ def test_the_network_is_left_without_a_value_after_a_call():
     folded = FoldedNetwork(model, fold_draw, None)
     assert not torch.equal(folded(torch.ones(1, 4)), folded(torch.ones(1, 4)))
     assert "weight" not in folded.network[0].__dict__
+
+
+@torch.no_grad()
+def test_draws_of_another_family_leave_certain_entries_alone():
+    method = bf.PartialBayes(0.4, score="magnitude", family="laplace", initial_std=0.5)
+    posterior = bf.convert(network(), method).eval()[0].weight_posterior
+    weight = fold_draw(posterior)
+    assert isinstance(weight, FamilyDraw)
+    assert weight.positions.dtype == torch.int64
+    draws = torch.stack([weight() for _ in range(4000)])
+    mean, variance = posterior.dense_moments()
+    assert torch.equal(draws.var(0) > 0, variance > 0)
+    assert 0 < int((variance > 0).sum()) < variance.numel()
+    # Five standard errors; the Laplace law has a fourth moment of 6 squared variances.
+    assert float((draws.mean(0) - mean).abs().max()) < 5 * float((variance.max() / 4000).sqrt())
+    error = 5 * (5.0 / 4000) ** 0.5
+    assert bool(((draws.var(0) - variance).abs() <= error * variance).all())

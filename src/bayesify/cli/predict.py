@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -16,23 +14,32 @@ from torch import Tensor
 
 from bayesify.archive import write_atomically
 from bayesify.cli.console import answers
+from bayesify.cli.predict_exported import predict_exported
 from bayesify.prediction import Predictive
 from bayesify.prediction import predict as predict_with
 from bayesify.prediction.predictive import ClassificationPredictive, RegressionPredictive
 from bayesify.recipes.trained import Trained, load_trained
-
-Columns = dict[str, list[Any]]
+from bayesify_runtime.tables import Columns, as_csv
 
 _NUM_SHOWN = 10
+# What an exported file has settled: choices of the command line that it cannot follow.
+_SETTLED = ("num_samples", "by", "device", "seed")
 
 
 def predict(
+    context: typer.Context,
     path: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder or a model file.")
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_MODEL", help="A run's folder, a model file or an exported .onnx file."
+        ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(help="Data set (its test part), or an .npy or .csv file of inputs."),
+        typer.Option(
+            help="Data set (its test part), or an .npy or .csv file of inputs; .npz for an "
+            ".onnx file of several inputs."
+        ),
     ] = None,
     num_samples: Annotated[int, typer.Option(help="Posterior samples per prediction.")] = 30,
     by: Annotated[str | None, typer.Option(help="How to predict: sample, local, mean, ...")] = None,
@@ -48,6 +55,8 @@ def predict(
 
     [cyan]bayesify predict runs/small --data my_images.npy[/cyan]
 
+    [cyan]bayesify predict model.onnx --data my_images.npy[/cyan]
+
     Without --data it predicts the test part of the data set it was trained
     on. A file holds one example per row, on the scale the training data is
     stored in (images 0..255 as integers, 0..1 in floating point).
@@ -55,16 +64,21 @@ def predict(
     The terminal shows the examples the model is least sure of; --out writes
     all of them. Entropies are in nats.
     """
+    if path.suffix in (".onnx", ".pt2"):
+        _check_settled(context, path)
+        answer = predict_exported(path, data, data_root, batch_size)
+        columns = _with_targets(answer.columns, answer.targets, answer.classes)
+        _show_least_sure(columns, answer.made_by)
+        _write(out, columns)
+        return
     trained = load_trained(path).on(device)
     inputs, targets = _examples(trained, data, data_root)
     predictive = predict_with(
         trained.model, inputs, num_samples=num_samples, by=by, batch_size=batch_size, seed=seed
     ).to("cpu")
     columns = prediction_columns(predictive, trained.classes, targets)
-    _show_least_sure(columns, predictive)
-    if out is not None:
-        write_columns(out, columns)
-        answers.print(f"{len(predictive):,} predictions written to [bold]{escape(str(out))}[/bold]")
+    _show_least_sure(columns, predictive.made_by)
+    _write(out, columns)
 
 
 def prediction_columns(
@@ -101,11 +115,34 @@ def prediction_columns(
 
 def write_columns(path: Path, columns: Columns) -> None:
     """Write columns as a CSV file, whole or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, lambda file: file.write(as_csv(columns).encode()))
+
+
+def _write(out: Path | None, columns: Columns) -> None:
+    if out is not None:
+        write_columns(out, columns)
+        number = len(columns["example"])
+        answers.print(f"{number:,} predictions written to [bold]{escape(str(out))}[/bold]")
+
+
+def _check_settled(context: typer.Context, path: Path) -> None:
+    for name in _SETTLED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{flag} cannot be chosen for {path}: an exported file predicts in one way, on "
+                "the CPU; leave it out, or give the run's folder"
+            )
+
+
+def _with_targets(
+    columns: Columns, targets: Tensor | None, classes: Sequence[str] | None
+) -> Columns:
+    if targets is None:
+        return columns
+    first = {"example": columns["example"]}
+    return {**first, **_target_columns(targets, classes), **columns}
 
 
 def _examples(
@@ -132,14 +169,19 @@ def _numbered(name: str, values: Tensor) -> Columns:
     return {f"{name}_{index}": column.tolist() for index, column in enumerate(flat.unbind(1))}
 
 
-def _show_least_sure(columns: Columns, predictive: Predictive) -> None:
-    doubt = predictive.entropy if "entropy" in columns else predictive.std.flatten(1).mean(1)
-    order = torch.argsort(doubt.nan_to_num(0.0), descending=True, stable=True)[:_NUM_SHOWN]
+def _show_least_sure(columns: Columns, made_by: str) -> None:
+    number = len(columns["example"])
+    doubts = [columns[name] for name in columns if name.split("_")[0] in ("entropy", "std")]
+    # What is not a number counts as sure.
+    rows = zip(*doubts, strict=True)
+    doubt = [sum(0.0 if math.isnan(value) else value for value in row) for row in rows]
+    order = sorted(range(number), key=lambda index: -doubt[index] if doubt else 0.0)[:_NUM_SHOWN]
     shown = [name for name in columns if not name.startswith("probability_")][:10]
-    table = Table(title=f"least sure of {len(predictive):,}: {escape(predictive.made_by)}")
+    which = "least sure" if doubt else "first"
+    table = Table(title=f"{which} of {number:,}: {escape(made_by)}")
     for name in shown:
         table.add_column(name, justify="right")
-    for index in order.tolist():
+    for index in order:
         table.add_row(*(_cell(columns[name][index]) for name in shown))
     answers.print(table)
 

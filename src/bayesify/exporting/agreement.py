@@ -13,6 +13,9 @@ Run = Callable[[Sequence[Tensor]], dict[str, Tensor]]
 TOLERANCE = 1e-4
 """Largest difference from torch, as a share of the largest entry of an output."""
 
+QUANTISED_TOLERANCE = 0.1
+"""The same for a file with weights of eight bits."""
+
 # Of these a scale of 1 is meant: differences of entropies can be as small as rounding.
 _OF_UNIT_SCALE = ("probs", "entropy", "expected_entropy", "mutual_information")
 # Draws that the averages of a file of samples are compared over, and how many standard errors
@@ -40,7 +43,14 @@ def rows(inputs: Sequence[Tensor], has_batch_axis: Sequence[bool], size: int) ->
     ]
 
 
-def check_agreement(of_file: Run, of_torch: Run, inputs: Sequence[Tensor], num_draws: int) -> None:
+def check_agreement(
+    of_file: Run,
+    of_torch: Run,
+    inputs: Sequence[Tensor],
+    num_draws: int,
+    *,
+    is_quantised: bool = False,
+) -> None:
     """Raise an ExportError unless a file and torch agree on these inputs.
 
     Args:
@@ -48,6 +58,7 @@ def check_agreement(of_file: Run, of_torch: Run, inputs: Sequence[Tensor], num_d
         of_torch: Runs the module that the file was made from.
         inputs: The inputs.
         num_draws: Draws that one call averages; 0 where nothing is drawn.
+        is_quantised: Whether weights were rounded, so that outputs differ by more than rounding.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         first = of_torch(inputs)
@@ -57,10 +68,11 @@ def check_agreement(of_file: Run, of_torch: Run, inputs: Sequence[Tensor], num_d
         if is_random:
             _check_draws(of_file, of_torch, inputs, num_draws)
         else:
-            _check_values(of_file(inputs), first)
+            tolerance = QUANTISED_TOLERANCE if is_quantised else TOLERANCE
+            _check_values(of_file(inputs), first, tolerance)
 
 
-def _check_values(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _check_values(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     _check_form(found, expected)
     for name, reference in expected.items():
         if not reference.numel():
@@ -70,10 +82,10 @@ def _check_values(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None
             scale = max(scale, 1.0)
         difference = float((found[name] - reference).abs().max())
         share = difference / scale if scale else difference
-        if not share <= TOLERANCE:
+        if not share <= tolerance:
             raise ExportError(
                 f"the file's {name} differs from torch's by {difference:.2g}, {share:.2g} of its "
-                f"scale (at most {TOLERANCE:g} is allowed); no file was written"
+                f"scale (at most {tolerance:g} is allowed); no file was written"
             )
 
 

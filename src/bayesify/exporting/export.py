@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,15 @@ from bayesify.archive import write_atomically
 from bayesify.conversion.convert import Record, require_record
 from bayesify.conversion.posterior import posteriors
 from bayesify.exporting.agreement import ExportError, batches, check_agreement, rows
+from bayesify.exporting.aot_file import AotRunner, aot_content, require_compiler
+from bayesify.exporting.deployed_rules import deployed_rules
 from bayesify.exporting.folding import FoldedNetwork, WeightMoments, fold_draw, variance_problem
 from bayesify.exporting.graphs import MeanGraph, MomentsGraph, SamplesGraph, check_classes
 from bayesify.exporting.manifest import make_manifest
 from bayesify.exporting.onnx_file import OnnxRunner, onnx_content, require_onnx
 from bayesify.exporting.torch_file import TorchRunner, torch_content, trace
 from bayesify.moments import Moments
+from bayesify.moments.rule_table import Rules, current_rules, moment_rules
 from bayesify.prediction.by_moments import NUM_POINTS
 from bayesify.prediction.moment_correction import corrected
 from bayesify.registry import unknown
@@ -35,9 +38,11 @@ What = Literal["moments", "mean", "samples"]
 # The way of a method (`predict(by=...)`) that each kind of file takes.
 _WAYS = {"mean": "mean", "moments": "moments", "samples": "sample"}
 _ENDINGS = (".onnx", ".pt2")
+_COMPILED = "a compiled .pt2"
+_RUNNERS = {".onnx": OnnxRunner, ".pt2": TorchRunner, _COMPILED: AotRunner}
 
 
-def export(
+def export(  # noqa: PLR0913 - each is one choice about the file
     model: nn.Module,
     path: str | os.PathLike[str],
     *,
@@ -45,6 +50,9 @@ def export(
     what: What = "moments",
     num_samples: int = 16,
     likelihood: Likelihood | str | None = None,
+    rules: Rules | None = None,
+    quantize: Literal["int8"] | None = None,
+    aot: bool = False,
     note: Mapping[str, Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> None:
@@ -67,10 +75,17 @@ def export(
             no input for the seed of its noise.
         num_samples: Draws that a file of samples averages; the graph grows with them.
         likelihood: What outputs mean, where `fit` did not settle it.
+        rules: How moments pass each operation: "exact", or "taylor" to first order, which is
+            faster and less faithful; None for the rules of the model's method.
+        quantize: "int8" to store the weights of an .onnx file in eight bits, a quarter of their
+            size, and compute products of linear layers in integers. Outputs may then differ from
+            torch's by a tenth of their scale, where else a ten-thousandth is allowed.
+        aot: Whether a .pt2 file holds code that AOTInductor compiled for this kind of processor,
+            to be run by `torch._inductor.aoti_load_package`; needs a C++ compiler.
         note: What should travel in the manifest; "classes" (names) and "preprocessing" ("mean"
             and "std" of each channel) have a place of their own there.
-        calibration: How probabilities are to be corrected, for the manifest; the graph does not
-            apply it.
+        calibration: How good and how well calibrated the model was found to be, for the
+            manifest.
 
     Raises:
         MissingRuleError: "moments" meets an operation without a rule for them.
@@ -79,6 +94,8 @@ def export(
     record = require_record(model)
     target = _checked_path(path)
     _check_choices(record, what, num_samples)
+    _check_options(target, what, rules, quantize)
+    _check_aot(target, aot)
     with _on_cpu(model) as twin:
         record = require_record(twin)
         meaning = _likelihood(record, likelihood, what)
@@ -88,21 +105,30 @@ def export(
         factors = record.moment_factors if what == "moments" else None
         with (
             record.method.sampling(network, _WAYS[what]),
+            moment_rules(rules) if rules else nullcontext(),
             corrected(network, factors),
             torch.no_grad(),
         ):
+            if what == "moments":
+                facts["rules"] = current_rules()
             with torch.random.fork_rng(devices=[]):
                 outputs = graph(*example.tensors)
             inputs = dict(zip(_free_names(example.names, outputs), example.tensors, strict=True))
             axes = example.has_batch_axis
+            if quantize:
+                facts["quantized"] = quantize
             manifest = make_manifest(
                 record, meaning, what, inputs, outputs, axes, facts, note, calibration
             )
-            content = _content(graph, manifest, example, target.suffix)
-            run = (OnnxRunner if target.suffix == ".onnx" else TorchRunner)(content)
+            is_quantised = quantize is not None
+            kind = _COMPILED if aot else target.suffix
+            content = _content(graph, manifest, example, kind, is_quantised)
+            run = _RUNNERS[kind](content)
             for batch in batches(example.tensors, axes):
                 draws = facts.get("num_samples", 0)
-                check_agreement(run, lambda tensors: graph(*tensors), batch, draws)
+                check_agreement(
+                    run, lambda tensors: graph(*tensors), batch, draws, is_quantised=is_quantised
+                )
     write_atomically(target, lambda file: file.write(content))
 
 
@@ -114,6 +140,14 @@ class _Examples:
     names: list[str]
     is_by_keyword: bool
     has_batch_axis: list[bool]
+
+
+def _check_aot(target: Path, aot: bool) -> None:
+    if not aot:
+        return
+    if target.suffix != ".pt2":
+        raise ValueError(f"aot=True needs a .pt2 file, which can hold code, got {str(target)!r}")
+    require_compiler()
 
 
 def _checked_path(path: str | os.PathLike[str]) -> Path:
@@ -142,6 +176,27 @@ def _check_choices(record: Record, what: str, num_samples: int) -> None:
     is_number = isinstance(num_samples, int) and not isinstance(num_samples, bool)
     if what == "samples" and not (is_number and num_samples >= 2):
         raise ValueError(f"num_samples must be a whole number >= 2, got {num_samples!r}")
+
+
+def _check_options(target: Path, what: str, rules: Any, quantize: Any) -> None:
+    if rules is not None and what != "moments":
+        raise ValueError(f"rules={rules!r} are rules of moments; leave them out for what={what!r}")
+    if rules is not None:
+        moment_rules(rules)  # refuses an unknown name
+    if quantize is None:
+        return
+    if quantize != "int8":
+        raise ValueError(f"quantize must be 'int8' or None, got {quantize!r}")
+    if target.suffix != ".onnx":
+        raise ValueError(
+            "quantize='int8' needs an .onnx file, whose runtime has integer products; "
+            f"got {str(target)!r}"
+        )
+    if what == "samples":
+        raise ValueError(
+            "quantize='int8' cannot be used with what='samples': weights that are drawn at every "
+            "call are no constants; take what='moments' or what='mean'"
+        )
 
 
 @contextmanager
@@ -265,19 +320,27 @@ def _try(twin: nn.Module, record: Record, what: str, example: _Examples) -> Tens
     return found.expected if isinstance(found, Moments) else found
 
 
-def _content(graph: nn.Module, manifest: dict[str, Any], example: _Examples, ending: str) -> bytes:
+def _content(
+    graph: nn.Module,
+    manifest: dict[str, Any],
+    example: _Examples,
+    kind: str,
+    is_quantised: bool,
+) -> bytes:
     axes = example.has_batch_axis
     # From one example alone torch would conclude that the batch is always 1.
     traced = rows(example.tensors, axes, 2)
     try:
-        program = trace(graph, traced, axes)
-        if ending == ".pt2":
-            return torch_content(program, manifest)
-        return onnx_content(program, manifest, axes)
+        # ONNX Runtime computes with the constants of a graph once; a program of torch does not.
+        with deployed_rules() if kind == ".onnx" else nullcontext():
+            program = trace(graph, traced, axes)
+        if kind != ".onnx":
+            return (aot_content if kind == _COMPILED else torch_content)(program, manifest)
+        return onnx_content(program, manifest, axes, is_quantised)
     except ValueError:
         raise
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ExportError(
-            f"the model cannot be exported to {ending}: {reason[0]}; no file was written"
+            f"the model cannot be exported to {kind}: {reason[0]}; no file was written"
         ) from error

@@ -7,7 +7,6 @@ or a standard deviation, before anything is traced. What has no variance stays a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,19 @@ from bayesify.types import output_tensor
 Fold = Callable[[Posterior], nn.Module]
 
 
+class SpreadMoments(Moments):
+    """Moments of a weight whose variance is stored once for many entries.
+
+    Args:
+        mean: The mean.
+        narrow: The variance, of a shape that broadcasts to the mean's.
+    """
+
+    def __init__(self, mean: Tensor, narrow: Tensor) -> None:
+        super().__init__(mean, narrow)
+        self.narrow = narrow
+
+
 class WeightMoments(nn.Module):
     """A random weight as its mean and its variance."""
 
@@ -36,7 +48,8 @@ class WeightMoments(nn.Module):
 
     def forward(self) -> Any:
         """Return the moments that stand where the weight would."""
-        return Moments(self.mean, self.variance)
+        is_spread = self.variance.shape != self.mean.shape
+        return (SpreadMoments if is_spread else Moments)(self.mean, self.variance)
 
 
 class GaussianDraw(nn.Module):
@@ -58,13 +71,27 @@ class GaussianDraw(nn.Module):
 class FamilyDraw(nn.Module):
     """A weight of any other family, drawn anew at every call by the family itself."""
 
+    mean: Tensor
+    positions: Tensor | None
+
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()
-        self.posterior = copy.deepcopy(posterior).requires_grad_(False)
+        self.family = posterior.family
+        self.register_buffer("mean", _constant(posterior.dense_mean()))
+        self.register_buffer("positions", _random_positions(posterior))
+        parameters = posterior.random_parameters()
+        self.names = tuple(parameters)
+        for name, value in parameters.items():
+            self.register_buffer(f"parameter_{name}", _constant(value))
 
     def forward(self) -> Tensor:
         """Draw the weight."""
-        return self.posterior.sample()
+        parameters = {name: getattr(self, f"parameter_{name}") for name in self.names}
+        deviation = self.family.deviation(parameters)
+        if self.positions is None:
+            return self.mean + deviation.view(self.mean.shape)
+        flat = self.mean.flatten().index_add(0, self.positions, deviation.flatten())
+        return flat.view(self.mean.shape)
 
 
 def fold_draw(posterior: Posterior) -> nn.Module:
@@ -130,6 +157,16 @@ def _variance(posterior: Posterior) -> Tensor:
         # One number for many weights stays one; it is spread where it is used.
         return posterior.family.variance(posterior.random_parameters())
     return posterior.dense_variance()
+
+
+def _random_positions(posterior: Posterior) -> Tensor | None:
+    """Return where the random entries are in the whole tensor, flat; None for everywhere."""
+    live, random = posterior.index, posterior.random_index
+    if live is None or random is None:
+        known = random if live is None else live
+        # Eight bytes each: ONNX has no other positions.
+        return None if known is None else known.long()
+    return live.long()[random.long()]
 
 
 def _constant(tensor: Tensor) -> Tensor:

@@ -92,6 +92,10 @@ class SamplesGraph(nn.Module):
 class ClassesOfMoments(nn.Module):
     """Class probabilities and their uncertainty from the moments of logits.
 
+    Points lie on the last axis, where sums over classes run along memory. With z less its largest
+    class, e = exp(z) and S its sum, the entropy of a point is log S - sum(p z): two terms that are
+    both at least 0, and one logarithm for each point in the place of one for each class.
+
     Args:
         class_axis: Axis of the classes in the logits; they are moved to axis 1.
         example: Logits, for their shape.
@@ -102,22 +106,37 @@ class ClassesOfMoments(nn.Module):
     def __init__(self, class_axis: int, example: Tensor) -> None:
         super().__init__()
         self.axis = check_classes(example, class_axis)
-        self.register_buffer("points", logit_points(example, class_axis))
+        points = logit_points(example, class_axis).movedim(0, -1).contiguous()
+        self.register_buffer("points", points)
         is_small = NUM_POINTS * example[:1].numel() <= _MOST_AT_ONCE
         self.part = NUM_POINTS if is_small else _POINTS_OF_A_PART
 
     def forward(self, mean: Tensor, variance: Tensor) -> Outputs:
         """Return the moments of the logits, probabilities, and entropies in nats."""
-        std = variance.clamp_min(0.0).sqrt()
-        probs, expected = [], []
-        for points in self.points.split(self.part):
-            each = (mean + std * points).softmax(self.axis + 1)
-            probs.append(each.sum(0))
-            expected.append(_entropy(each, self.axis + 1).sum(0))
-        averaged = sum(probs[1:], probs[0]) / NUM_POINTS
-        expected_entropy = sum(expected[1:], expected[0]) / NUM_POINTS
-        read = _classes(averaged.movedim(self.axis, 1), expected_entropy)
+        std = variance.clamp_min(0.0).sqrt().unsqueeze(-1)
+        centre = mean.unsqueeze(-1)
+        # Not split where it is one part: a split would be a step of its own.
+        is_whole = self.part == NUM_POINTS
+        parts = (self.points,) if is_whole else self.points.split(self.part, -1)
+        probs, expected = self._averages(centre + std * parts[0])
+        for points in parts[1:]:
+            more = self._averages(centre + std * points)
+            probs, expected = probs + more[0], expected + more[1]
+        if not is_whole:
+            probs, expected = probs / len(parts), expected / len(parts)
+        read = _classes(probs.movedim(self.axis, 1), expected)
         return {"mean": mean, "variance": variance, **read}
+
+    def _averages(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the averages over points of the probabilities and of the entropy."""
+        below = logits - logits.amax(self.axis, keepdim=True)
+        weights = below.exp()
+        total = weights.sum(self.axis, keepdim=True)
+        probs = weights / total
+        entropy = total.log() - (probs * below).sum(self.axis, keepdim=True)
+        # Counted from the front: ONNX Runtime gives an empty batch a wrong shape else.
+        last = logits.ndim - 1
+        return probs.mean(last), entropy.mean((self.axis, last))
 
 
 class NumbersOfMoments(nn.Module):

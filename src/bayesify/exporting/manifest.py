@@ -43,7 +43,7 @@ def make_manifest(  # noqa: PLR0913 - each is one fact of the file
         facts: Numbers that belong to this way of computing, such as "num_samples".
         note: What the caller sends along; "classes" and "preprocessing" are read by people who
             run the file.
-        calibration: How probabilities are to be corrected, where that was found out.
+        calibration: How good and how well calibrated the model was found to be.
     """
     note = dict(note or {})
     manifest = {
@@ -79,9 +79,10 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     if path.suffix == ".pt2":
+        from bayesify.exporting.aot_file import is_aot, read_manifest_of_aot
         from bayesify.exporting.torch_file import read_manifest_of_torch
 
-        return read_manifest_of_torch(path)
+        return (read_manifest_of_aot if is_aot(path) else read_manifest_of_torch)(path)
     from bayesify.exporting.onnx_file import read_manifest_of_onnx
 
     return read_manifest_of_onnx(path)

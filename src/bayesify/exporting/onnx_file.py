@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.exporting.quantised_file import quantised_content
+from bayesify.exporting.sparse_weights import store_sparse
 from bayesify.exporting.torch_file import batch_axes, quiet
 from bayesify_runtime import MANIFEST_KEY, Runtime
 
@@ -33,8 +35,17 @@ def require_onnx() -> None:
         ) from error
 
 
-def onnx_content(program: Any, manifest: dict[str, Any], has_batch_axis: Sequence[bool]) -> bytes:
-    """Return the bytes of an .onnx file of an exported program."""
+def onnx_content(
+    program: Any, manifest: dict[str, Any], has_batch_axis: Sequence[bool], is_quantised: bool
+) -> bytes:
+    """Return the bytes of an .onnx file of an exported program.
+
+    Args:
+        program: What torch traced.
+        manifest: What travels with it.
+        has_batch_axis: Which inputs have one row per example.
+        is_quantised: Whether its weights are stored in eight bits.
+    """
     with quiet(), _quiet_loggers(), torch.no_grad():
         made = torch.onnx.export(
             program,
@@ -46,6 +57,7 @@ def onnx_content(program: Any, manifest: dict[str, Any], has_batch_axis: Sequenc
     graph = made.model.graph
     _name(graph, *([entry["name"] for entry in manifest[side]] for side in ("inputs", "outputs")))
     _strip(graph)
+    _multiply_squares(graph)
     made.model.metadata_props.clear()
     made.model.metadata_props[MANIFEST_KEY] = json.dumps(manifest)
     proto = made.model_proto
@@ -54,6 +66,9 @@ def onnx_content(program: Any, manifest: dict[str, Any], has_batch_axis: Sequenc
             f"the model is too large for one .onnx file ({proto.ByteSize():,} bytes of at most "
             f"{_MOST_BYTES:,}): export to a .pt2 file, or compress it first"
         )
+    if is_quantised:
+        return quantised_content(proto.SerializeToString())
+    store_sparse(proto)
     return proto.SerializeToString()
 
 
@@ -94,6 +109,28 @@ def _strip(graph: Any) -> None:
             value.metadata_props.clear()
     for value in (*graph.inputs, *graph.initializers.values()):
         value.metadata_props.clear()
+
+
+def _multiply_squares(graph: Any) -> None:
+    """Write x^2 as x * x, which ONNX Runtime computes in half the time."""
+    import onnx_ir
+
+    for node in list(graph):
+        if node.op_type != "Pow" or node.domain:
+            continue
+        base, exponent = node.inputs
+        number = None if exponent is None else onnx_ir.convenience.get_const_tensor(exponent)
+        if number is None or number.numpy().size != 1 or float(number.numpy().item()) != 2.0:
+            continue
+        product = onnx_ir.node("Mul", [base, base])
+        result, old = product.outputs[0], node.outputs[0]
+        result.name, result.shape, result.type = old.name, old.shape, old.type
+        onnx_ir.convenience.replace_nodes_and_values(
+            graph, node, [node], [product], [old], [result]
+        )
+    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+        if not graph.initializers[name].is_graph_output():
+            del graph.initializers[name]
 
 
 @contextmanager

@@ -80,4 +80,6 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         # A recurrent layer's list of its weights; the weights themselves are constants already.
         warnings.filterwarnings("ignore", message="The tensor attributes? self")
+        # Several inputs share the size of the batch, as they should.
+        warnings.filterwarnings("ignore", message="# The axis name: batch will not be used")
         yield
