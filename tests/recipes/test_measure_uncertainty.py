@@ -323,3 +323,15 @@ def test_the_plain_network_is_scored_beside_the_one_it_became(parts: Parts) -> N
     second = order[(len(targets) + 1) // 2 :]
     expected = summarise([(own[second], targets[second])], metrics=SCORES).to_dict()["metrics"]
     assert found["plain_halves"]["second"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_batch_norms_are_measured_anew_where_asked(colour: Parts) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(432, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = bf.convert(net, bf.MeanField()).eval()
+    parts = replace(colour, model=model)
+    before = model[2].running_mean.clone()
+    measure_uncertainty(parts, SAMPLES)
+    assert torch.equal(model[2].running_mean, before)
+    measure_uncertainty(parts, {**SAMPLES, "norm_batches": 3})
+    assert not torch.equal(model[2].running_mean, before)

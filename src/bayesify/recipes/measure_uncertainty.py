@@ -56,6 +56,8 @@ class UncertaintyOptions:
         severities: How badly, from 1 to 5.
         num_corrupted: How many test examples are spoiled; None for all.
         rotations: Degrees by which to turn the test images.
+        norm_batches: Batches of training data over which batch norms are measured anew before
+            anything else; 0 leaves the running averages of training, which few draws made.
         halves: Whether to score two halves of the test set apart, and the plain network a run began
             from beside: the first half for choices, where no other examples are left that the
             network was not trained on, and the second for what comes of them.
@@ -73,6 +75,7 @@ class UncertaintyOptions:
     severities: Sequence[int] = (1, 2, 3, 4, 5)
     num_corrupted: int | None = None
     rotations: Sequence[float] = ()
+    norm_batches: int = 0
     halves: bool = False
     keep: Sequence[float] = ()
     files: bool = False
@@ -84,6 +87,8 @@ def measure_uncertainty(parts: Parts, options: Mapping[str, Any]) -> dict[str, A
     """Return a classifier's scores, how it takes spoiled and strange data, and what it costs."""
     chosen = UncertaintyOptions(**options)
     model, data = parts.model, parts.data.test
+    if chosen.norm_batches:
+        _refresh(parts, model, chosen.norm_batches)
     own = _predicted(parts, model, data, chosen)
     found: dict[str, Any] = {
         "scores": _scores(own, data),
@@ -192,10 +197,15 @@ def _rotated(parts: Parts, angle: float, chosen: UncertaintyOptions) -> dict[str
 
 def _pruned(parts: Parts, share: float, chosen: UncertaintyOptions) -> dict[str, Any]:
     small = compress(parts.model, by="snr", keep=share, shrink=False)
-    with _precision(parts):  # statistics of the whole network would be unfair to what is left of it
-        refresh_norms(small, parts.train, num_batches=_NORM_BATCHES)
+    # Statistics of the whole network would be unfair to what is left of it.
+    _refresh(parts, small, chosen.norm_batches or _NORM_BATCHES)
     found = _predicted(parts, small, parts.data.test, chosen)
     return {"keep": share, "scores": _scores(found, parts.data.test)}
+
+
+def _refresh(parts: Parts, model: nn.Module, num_batches: int) -> None:
+    with _precision(parts):
+        refresh_norms(model, parts.train, num_batches=num_batches)
 
 
 def _weights(model: nn.Module) -> dict[str, int]:

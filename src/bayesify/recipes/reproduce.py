@@ -13,6 +13,7 @@ from typing import Any
 
 # Filed under their kinds.
 import bayesify.recipes.measure_confidence
+import bayesify.recipes.measure_noise
 import bayesify.recipes.measure_pruning
 import bayesify.recipes.measure_regression
 import bayesify.recipes.measure_segmentation

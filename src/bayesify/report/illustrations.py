@@ -33,6 +33,7 @@ from bayesify.report.measurements import (
     RegressionMeasurement,
     ReliabilityBins,
 )
+from bayesify.report.noise_illustrations import noise_illustrations
 from bayesify.report.results import Cell, CellGroup, Study
 from bayesify.report.segmentation_maps import segmentation_illustrations
 from bayesify.report.uncertainty_illustrations import uncertainty_illustrations
@@ -55,6 +56,7 @@ def study_illustrations(study: Study) -> tuple[Illustration, ...]:
         found += confidence_illustrations(study, groups, under)
         found += uncertainty_illustrations(study, groups, under)
         found += segmentation_illustrations(groups, under)
+        found += noise_illustrations(study, groups, under)
     return (*found, *_regressions(study))
 
 

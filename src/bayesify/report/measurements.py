@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bayesify.report.json_value import JsonValue, scalars
+from bayesify.report.noise_measurement import NoiseMeasurement, noise_measurement
 from bayesify.report.segmentation_measurement import (
     SegmentationMeasurement,
     segmentation_measurement,
@@ -200,6 +201,7 @@ Measurement = (
     | UncertaintyMeasurement
     | SpeedMeasurement
     | SegmentationMeasurement
+    | NoiseMeasurement
     | OtherMeasurement
 )
 
@@ -216,6 +218,8 @@ def read_measurement(kind: str, measured: JsonValue) -> Measurement:
         return _uncertainty_measurement(measured)
     if kind == "segmentation":
         return segmentation_measurement(measured)
+    if kind == "noise":
+        return noise_measurement(measured)
     if kind == "speed":
         return SpeedMeasurement(tuple(map(_speed_row, measured.field("rows").items())))
     measured.fields()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bayesify.report.averages import NOTHING, average, decimal, percent, significant
 from bayesify.report.confidence_tables import confidence_tables
 from bayesify.report.measurements import RegressionMeasurement, SpeedMeasurement, SpeedRow
+from bayesify.report.noise_tables import noise_tables
 from bayesify.report.pruning_tables import pruning_table, score_table
 from bayesify.report.results import CellGroup, Study
 from bayesify.report.segmentation_tables import segmentation_tables
@@ -40,6 +41,8 @@ def study_tables(study: Study) -> tuple[Table, ...]:
         return confidence_tables(study)
     if study.kind == "uncertainty":
         return uncertainty_tables(study)
+    if study.kind == "noise":
+        return noise_tables(study)
     if study.kind == "segmentation":
         return segmentation_tables(study)
     if study.kind == "speed":
