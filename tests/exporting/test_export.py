@@ -307,3 +307,24 @@ def test_the_model_is_left_as_it_was(tmp_path):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     # A file computes in float32, whatever the model was trained in.
     assert run_program(tmp_path / "m.pt2", torch.randn(2, 6))["probs"].dtype == torch.float32
+
+
+def test_rules_that_carry_what_positions_share_go_to_a_file(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 3, stride=2, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    model = bf.convert(net, bf.MeanField(initial_std=0.1)).eval()
+    x = torch.randn(3, 1, 12, 12)
+    path = tmp_path / "model.onnx"
+    options = {"example_inputs": x, "likelihood": "classification"}
+    bf.export(model, path, rules="shared", **options)
+    shared = bf.Runtime(path)(x.numpy())["variance"]
+    assert bf.read_manifest(path)["rules"] == "shared"
+    bf.export(model, path, **options)
+    assert (shared > 1.5 * bf.Runtime(path)(x.numpy())["variance"]).all()

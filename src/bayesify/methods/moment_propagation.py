@@ -41,7 +41,8 @@ class MomentPropagation(Variational):
         prior_std: Prior standard deviation.
         initial_std: Standard deviation the posterior starts from; None takes a tenth of each
             tensor's root mean square, a hundredth of the variance of its means.
-        rules: "exact" moments of each operation, or the first-order "taylor" ones of the papers.
+        rules: "exact" moments of each operation, the first-order "taylor" ones of the papers, or
+            "shared": exact ones that carry what all positions of an image share.
         num_logits: Draws of the logits that a training step averages over.
         scale: "weight" for one variance per weight, "out" for one per output unit.
         where: Which tensors become random (see `bayesify.conversion.select`).
@@ -57,7 +58,7 @@ class MomentPropagation(Variational):
 
     prior_std: float = 1.0
     initial_std: float | None = None
-    rules: Literal["exact", "taylor"] = "exact"
+    rules: Literal["exact", "taylor", "shared"] = "exact"
     num_logits: int = 16
     scale: Scale = "weight"
     where: Where = "everything"
@@ -65,7 +66,7 @@ class MomentPropagation(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rules", self.rules, ("exact", "taylor"))
+        check_choice("rules", self.rules, ("exact", "taylor", "shared"))
         check_count("num_logits", self.num_logits)
 
     def choices(self) -> Choices:

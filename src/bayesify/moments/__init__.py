@@ -11,6 +11,7 @@ from bayesify.moments import (
     norm_rules,  # noqa: F401
     pooling_rules,  # noqa: F401
     shape_rules,  # noqa: F401
+    shared_rules,  # noqa: F401
     smooth_rules,  # noqa: F401
     softmax_rules,  # noqa: F401
 )

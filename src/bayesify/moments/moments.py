@@ -61,6 +61,9 @@ class Moments:
     shared_variance: Tensor | None = None
     """The variance as it was given, where it has fewer entries than the mean."""
 
+    common: Tensor | None = None
+    """The part of the variance that all positions of a channel share (`shared_rules`)."""
+
     def __init__(self, mean: Tensor, variance: Tensor | float | None = None) -> None:
         if not isinstance(mean, Tensor) or not mean.is_floating_point():
             got = mean.dtype if isinstance(mean, Tensor) else type(mean).__name__
@@ -160,7 +163,7 @@ class Moments:
     def assign(self, other: Moments) -> Moments:
         """Take over what an in-place operation gave, and return this object."""
         self.expected, self.variance_or_none = other.expected, other.variance_or_none
-        self.shared_variance = other.shared_variance
+        self.shared_variance, self.common = other.shared_variance, other.common
         return self
 
     def __len__(self) -> int:

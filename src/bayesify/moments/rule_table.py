@@ -16,10 +16,10 @@ import torch
 
 from bayesify.moments.missing_rule import missing_rule, name_of
 
-Rules = Literal["exact", "taylor"]
+Rules = Literal["exact", "taylor", "shared"]
 Rule = Callable[..., Any]
 
-TABLES: dict[str, dict[Any, Rule]] = {"exact": {}, "taylor": {}}
+TABLES: dict[str, dict[Any, Rule]] = {"exact": {}, "taylor": {}, "shared": {}}
 
 
 class _Chosen:
@@ -47,17 +47,19 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 class moment_rules:  # noqa: N801 (used as a verb: `with moment_rules("taylor"):`)
-    """Choose the rules of a block: "exact" moments, or the first-order "taylor" ones.
+    """Choose the rules of a block: "exact" moments, the first-order "taylor" ones, or "shared".
+
+    The last are exact ones that also carry what all positions of an image share.
 
     The choice holds for the whole process, all threads included.
 
     Args:
-        rules: "exact" or "taylor".
+        rules: "exact", "taylor" or "shared".
     """
 
     def __init__(self, rules: Rules) -> None:
         if rules not in TABLES:
-            raise ValueError(f"rules must be 'exact' or 'taylor', got {rules!r}")
+            raise ValueError(f"rules must be 'exact', 'taylor' or 'shared', got {rules!r}")
         self.rules: Rules = rules
         self.before: Rules = rules
 
@@ -70,7 +72,7 @@ class moment_rules:  # noqa: N801 (used as a verb: `with moment_rules("taylor"):
 
 
 def current_rules() -> Rules:
-    """Return which rules are chosen now: "exact" or "taylor"."""
+    """Return which rules are chosen now: "exact", "taylor" or "shared"."""
     return _chosen.rules
 
 
