@@ -6,9 +6,10 @@
         (with --out results/vdp/moment_accuracy_digits.json)
 
 A mean-field posterior is trained, then the standard deviation of every output (logit) of test
-images is found by one pass of moments, by the exact rules, the first-order ones and those that carry
-what positions share, and over sampled weights. Factors are fitted to training images, ratios taken on test images. "rank" is the rank
-correlation of the uncertainty of an image (the mean standard deviation of its outputs).
+images is found by one pass of moments, by the exact rules, the first-order ones and those that
+carry what positions share, and over sampled weights. Factors are fitted to training images, ratios
+taken on test images. "rank" is the rank correlation of the uncertainty of an image (the mean
+standard deviation of its outputs).
 """
 
 from __future__ import annotations
