@@ -157,7 +157,9 @@ def test_rules_of_the_method_are_put_back() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="rules must be one of 'exact', 'taylor', 'shared', got 'best'"):
+    with pytest.raises(
+        ValueError, match="rules must be one of 'exact', 'taylor', 'shared', got 'best'"
+    ):
         bf.MomentPropagation(rules="best")
     with pytest.raises(ValueError, match="num_logits must be a whole number >= 1, got 0"):
         bf.MomentPropagation(num_logits=0)
