@@ -34,14 +34,14 @@ def give_row(names: Sequence[str], name: str, folder: Path, row: Row) -> None:
     (folder / f"row-{names.index(name)}.json").write_text(json.dumps({"what": name, **row}))
 
 
-def rows_of(script: str, names: Sequence[str]) -> list[Row]:
-    """Run `script --one FOLDER --variant NAME` for every name and return their rows.
+def rows_of(script: str, names: Sequence[str], *options: str) -> list[Row]:
+    """Run `script --one FOLDER OPTIONS --variant NAME` for every name and return their rows.
 
     A variant that fails makes the others wait for nothing: its place is marked as ready.
     """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        command = [sys.executable, script, "--one", made, "--variant"]
+        command = [sys.executable, script, "--one", made, *options, "--variant"]
         children = {name: subprocess.Popen([*command, name]) for name in names}
         failed: set[str] = set()
         while any(child.poll() is None for child in children.values()):

@@ -1,6 +1,7 @@
 """Time and memory of moment propagation on a GPU, over the plain network: ResNet-18 and ViT-S/16.
 
-    python benchmarks/moments_gpu.py --out results/vdp/cost_gpu.json    # about 3 minutes
+    python benchmarks/moments_gpu.py                          # some minutes, most of them compiling
+    python benchmarks/moments_gpu.py --networks resnet_18     # one
 
 A training step is forward, expected loss, KL, backward and fused SGD, compiled, in bfloat16
 autocast; an inference pass is what `predict` would run per batch, without reading off classes.
@@ -35,7 +36,6 @@ METHODS: dict[str, bf.Method] = {
     "moments, exact, a variance per unit": bf.MomentPropagation(scale="out"),
     "sampled": bf.MeanField(how="sample"),
 }
-NAMES = tuple(f"{network}: {method}" for network in NETWORKS for method in METHODS)
 NUM_REPEATS, NUM_PASSES, NUM_DATA = 30, 30, 50_000
 
 
@@ -52,7 +52,11 @@ class Reading(nn.Module):
         return output.pair() if isinstance(output, bf.moments.Moments) else (output,)
 
 
-def measured(name: str, folder: Path, device: str = "cuda") -> None:
+def names_of(networks: str) -> tuple[str, ...]:
+    return tuple(f"{network}: {method}" for network in networks.split(",") for method in METHODS)
+
+
+def measured(names: tuple[str, ...], name: str, folder: Path, device: str = "cuda") -> None:
     network, method = name.split(": ")
     batch, size = NETWORKS[network]
     torch.manual_seed(0)
@@ -86,7 +90,7 @@ def measured(name: str, folder: Path, device: str = "cuda") -> None:
             model.eval()
             repeated(inference, 4)
 
-        with in_turn(NAMES, name, folder, warm_up):
+        with in_turn(names, name, folder, warm_up):
             model.train()
             repeated(step, 2)
             torch.cuda.reset_peak_memory_stats()
@@ -95,7 +99,7 @@ def measured(name: str, folder: Path, device: str = "cuda") -> None:
             model.eval()
             inference_ms = statistics.median(milliseconds(inference) for _ in range(NUM_REPEATS))
     row = {"step_ms": round(step_ms, 3), "peak_bytes": peak}
-    give_row(NAMES, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
+    give_row(names, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
 
 
 def expected_nll(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
@@ -111,8 +115,8 @@ def repeated(call: Callable[[], None], times: int) -> None:
         call()
 
 
-def rows() -> list[dict[str, Any]]:
-    found = rows_of(__file__, NAMES)
+def rows(networks: str) -> list[dict[str, Any]]:
+    found = rows_of(__file__, names_of(networks), "--networks", networks)
     plain = {row["what"].split(": ")[0]: row for row in found if row["what"].endswith("plain")}
     for row in found:
         own = plain[row["what"].split(": ")[0]]
@@ -126,14 +130,19 @@ def rows() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path("results/vdp/cost_gpu.json"))
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.one is not None:
-        measured(wanted.variant, wanted.one)
+        measured(names_of(wanted.networks), wanted.variant, wanted.one)
         return
-    report = {"provenance": provenance(__file__), "networks": NETWORKS, "rows": rows()}
+    report = {
+        "provenance": provenance(__file__),
+        "networks": NETWORKS,
+        "rows": rows(wanted.networks),
+    }
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
     for row in report["rows"]:

@@ -63,3 +63,20 @@ def test_fewer_examples_are_measured_or_none(invoke, run_folder, tmp_path):
     result = invoke("export", run_folder, "--out", out, "--num-measured", -1)
     assert result.exit_code == 2
     assert "must be 0 or more" in result.output
+
+
+def test_what_is_measured_follows_the_rules_of_the_file(invoke, run_folder, tmp_path):
+    found = {}
+    for rules in ("exact", "taylor"):
+        out = tmp_path / f"{rules}.onnx"
+        assert invoke("export", run_folder, "--out", out, "--rules", rules).exit_code == 0
+        manifest = read_manifest(out)
+        assert manifest["rules"] == rules
+        found[rules] = manifest["calibration"]
+    # Both are of the same examples, by other rules.
+    assert found["exact"]["num_examples"] == found["taylor"]["num_examples"]
+    assert found["exact"]["nll"] != found["taylor"]["nll"]
+    result = invoke("export", run_folder, "--out", tmp_path / "m.onnx", "--rules", "second")
+    assert result.exit_code == 2
+    assert "got 'second'" in result.output
+    assert not (tmp_path / "m.onnx").exists()

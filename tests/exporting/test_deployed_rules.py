@@ -11,7 +11,7 @@ import bayesify as bf
 from bayesify.exporting.deployed_gelu import gelu_moments
 from bayesify.exporting.deployed_rules import AffineMoments, deployed_rules, maximum_moments
 from bayesify.exporting.deployed_rules import rectified_moments as rectified
-from bayesify.exporting.folding import FoldedNetwork, SpreadMoments, WeightMoments
+from bayesify.exporting.folding import FoldedNetwork, WeightMoments
 from bayesify.exporting.graphs import ClassesOfMoments
 from bayesify.moments import Moments, moment_rules
 from bayesify.moments import gaussian_functions as reference
@@ -147,14 +147,13 @@ def test_network_has_the_moments_of_the_rules(name, scale, rules):
 
 
 def test_batch_norm_is_folded_and_a_shared_scale_stays_narrow():
-    weight = SpreadMoments(torch.randn(4, 3), torch.rand(4, 1))
+    weight = Moments(torch.randn(4, 3), torch.rand(4, 1))
     inputs = torch.randn(2, 3)
     with deployed_rules():
         hidden = F.linear(inputs, weight, torch.zeros(4))
         assert isinstance(hidden, AffineMoments)
         normal = F.batch_norm(hidden, torch.zeros(4), torch.full((4,), 4.0), eps=0.0)
-    assert isinstance(normal.parts[2], SpreadMoments)
-    assert normal.parts[2].narrow.shape == (4, 1)
+    assert normal.parts[2].shared_variance.shape == (4, 1)
     torch.testing.assert_close(normal.variance, hidden.variance / 4)
     torch.testing.assert_close(normal.expected, hidden.expected / 2)
 

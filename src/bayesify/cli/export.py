@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,6 +19,7 @@ from bayesify.evaluation import evaluate
 from bayesify.exporting import export as export_to
 from bayesify.exporting import read_manifest
 from bayesify.exporting.export import What
+from bayesify.moments import moment_rules
 from bayesify.recipes.trained import Trained, load_trained
 
 # As many as tell the shape of a batch, and show that the file computes what torch does.
@@ -44,7 +46,10 @@ def export(
     num_samples: Annotated[int, typer.Option(help="Draws that a file of samples averages.")] = 16,
     rules: Annotated[
         str | None,
-        typer.Option(help="Rules of moments: exact, or taylor, faster and less faithful."),
+        typer.Option(
+            help="Rules of moments: exact; taylor, faster and less faithful; or shared, which "
+            "carries what positions of an image share."
+        ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Store weights in eight bits.")] = False,
     aot: Annotated[
@@ -78,7 +83,9 @@ def export(
     test = _test_part(trained, data, data_root)
     calibration = None
     if test is not None and num_measured and what in _WAYS:
-        calibration = _measured(trained, test, what, num_samples, num_measured)
+        # Before anything is measured: a rule that does not exist is refused here.
+        with moment_rules(cast(Any, rules)) if rules else nullcontext():
+            calibration = _measured(trained, test, what, num_samples, num_measured)
         calibration = calibration and {"data": data or trained.data.get("name"), **calibration}
     export_to(
         trained.model,
@@ -132,7 +139,8 @@ def _measured(
         metrics=_METRICS[task],
         progress=None,
     ).to_dict()
-    return {"part": "test", "num_examples": found["num_examples"], **found["metrics"]}
+    by = "torch, float32"  # not by the file, which may be rounded to eight bits
+    return {"part": "test", "by": by, "num_examples": found["num_examples"], **found["metrics"]}
 
 
 def _sentence(calibration: dict[str, Any]) -> str:

@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.exporting.deployed_gelu import gelu_moments
-from bayesify.exporting.folding import SpreadMoments
 from bayesify.moments.gaussian_functions import LEAST_VARIANCE
 from bayesify.moments.moments import Moments, mean_of, rule, variance_of
 from bayesify.moments.pooling_rules import per_side
@@ -156,7 +155,7 @@ def affine(
             # One number for all inputs of a unit: their sum is multiplied, not each of them.
             axis = -1 if operation is F.linear else mean.ndim - w.ndim + 1
             second = second.sum(axis, keepdim=True)
-            s = weight.narrow.expand(w.shape[0], 1, *w.shape[2:])
+            s = weight.shared_variance.expand(w.shape[0], 1, *w.shape[2:])
         terms.append(operation(second, s, added, *args, **kwargs))
     if v is not None:
         left = None if terms or added is None else added
@@ -170,9 +169,10 @@ def affine(
     return AffineMoments(mean, variance, (operation, x, weight, bias, args, kwargs))
 
 
-def _is_narrow(weight: Any) -> TypeGuard[SpreadMoments]:
+def _is_narrow(weight: Any) -> bool:
     """Return whether one variance serves all inputs of a unit."""
-    return isinstance(weight, SpreadMoments) and weight.narrow.shape[1] == 1
+    shared = weight.shared_variance if isinstance(weight, Moments) else None
+    return shared is not None and shared.shape[1] == 1
 
 
 def _on_units(values: Tensor, operation: Any, weight: Tensor) -> Tensor:
@@ -219,10 +219,9 @@ def _scaled_units(x: AffineMoments, scale: Tensor, shift: Tensor) -> Moments:
     on_weight = scale.view(-1, *[1] * (mean_of(weight).ndim - 1))
     mean, variance = mean_of(weight) * on_weight, variance_of(weight)
     square = on_weight.square()
-    if isinstance(weight, SpreadMoments):
-        scaled: Moments = SpreadMoments(mean, weight.narrow * square)
-    else:
-        scaled = Moments(mean, None if variance is None else variance * square)
+    if isinstance(weight, Moments) and weight.shared_variance is not None:
+        variance = weight.shared_variance
+    scaled = Moments(mean, None if variance is None else variance * square)
     shift = shift if bias is None else shift + mean_of(bias) * scale
     added = variance_of(bias)
     moved = shift if added is None else Moments(shift, added * scale.square())

@@ -22,19 +22,6 @@ from bayesify.types import output_tensor
 Fold = Callable[[Posterior], nn.Module]
 
 
-class SpreadMoments(Moments):
-    """Moments of a weight whose variance is stored once for many entries.
-
-    Args:
-        mean: The mean.
-        narrow: The variance, of a shape that broadcasts to the mean's.
-    """
-
-    def __init__(self, mean: Tensor, narrow: Tensor) -> None:
-        super().__init__(mean, narrow)
-        self.narrow = narrow
-
-
 class WeightMoments(nn.Module):
     """A random weight as its mean and its variance."""
 
@@ -48,8 +35,7 @@ class WeightMoments(nn.Module):
 
     def forward(self) -> Any:
         """Return the moments that stand where the weight would."""
-        is_spread = self.variance.shape != self.mean.shape
-        return (SpreadMoments if is_spread else Moments)(self.mean, self.variance)
+        return Moments(self.mean, self.variance)
 
 
 class GaussianDraw(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from bayesify.exporting import load
 from bayesify.exporting.model_file import read_note
 from bayesify.recipes.recipe import OWN_DATA_KEYS
 from bayesify.recipes.run_folder import model_path
+from bayesify_runtime.tables import read_csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def read_numbers(path: Path) -> Tensor:
     if path.suffix == ".npy":
         values = np.load(path, allow_pickle=False)
     elif path.suffix == ".csv":
-        values = _read_csv(path)
+        values = read_csv(str(path))
     else:
         raise ValueError(f"{path} must be an .npy or a .csv file, got {path.suffix or 'no suffix'}")
     if values.ndim < 2 or not np.issubdtype(values.dtype, np.number):
@@ -122,24 +122,3 @@ def read_numbers(path: Path) -> Tensor:
     if values.dtype in (np.uint16, np.uint32, np.uint64):
         values = values.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(values))
-
-
-def _read_csv(path: Path) -> np.ndarray:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if rows and not _is_numeric(rows[0]):
-        rows = rows[1:]
-    if not rows:
-        raise ValueError(f"{path} holds no rows of numbers")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]) or not _is_numeric(row):
-            got = ", ".join(row)[:60]
-            raise ValueError(f"row {number} of {path} must hold {len(rows[0])} numbers, got {got}")
-    return np.array(rows, dtype=np.float64)
-
-
-def _is_numeric(row: list[str]) -> bool:
-    try:
-        return bool([float(entry) for entry in row])
-    except ValueError:
-        return False
