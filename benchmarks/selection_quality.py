@@ -1,7 +1,10 @@
 """How much of the outputs' variance lies in the weights that each score would make random.
 
     python benchmarks/selection_quality.py                      # LeNet-300-100 on MNIST, a minute
-    python benchmarks/selection_quality.py --network resnet_20 --weights resnet20.th   # CIFAR-10
+    python benchmarks/selection_quality.py --network resnet_20 --weights resnet20.th \
+        --statistics imagenet                                   # CIFAR-10
+    python benchmarks/selection_quality.py --network resnet_18 --device cuda \
+        --weights runs/full/pbn/cifar10/plain-seed0/model.safetensors
 
 To first order the variance of an output is the sum over weights of (df/dw)^2 std^2. The squared
 derivatives are found on test examples, by their own random signs; weights are scored on training
@@ -26,25 +29,23 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.data import loader
 from bayesify.methods.partial_bayes import best
+from bayesify.recipes.warm_start import with_weights
 
 SCORES = ("jacobian", "fisher", "mean_abs_grad", "grad", "magnitude", "random")
 SHARES = (0.01, 0.05, 0.2)
 NUM_EXAMPLES, TRUTH_BATCH = 5000, 10
 
 
-def trained(name: str, weights: Path | None, epochs: int) -> tuple[nn.Module, Any]:
+def trained(name: str, weights: Path | None, statistics: str, epochs: int) -> tuple[nn.Module, Any]:
     """Return a trained network and its data."""
     if name == "lenet_300_100":
         data = bf.load_dataset("mnist")
         net = bf.build_model(name, batch_norm=True)
     else:
-        data = bf.load_dataset("cifar10", statistics="imagenet" if weights else "cifar")
+        data = bf.load_dataset("cifar10", statistics=statistics)
         net = bf.build_model(name)
     if weights is not None:
-        state = torch.load(weights, weights_only=True, map_location="cpu")
-        state = state.get("state_dict", state)
-        net.load_state_dict({key.removeprefix("module."): state[key] for key in state})
-        return net.eval(), data
+        return with_weights(net, weights).eval(), data
     torch.manual_seed(0)
     model = bf.convert(net, bf.Deterministic())
     train = loader(data.train, 100, shuffle=True)
@@ -98,10 +99,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--network", default="lenet_300_100")
     parser.add_argument("--weights", type=Path, help="state dict of a trained network")
+    parser.add_argument("--statistics", default="cifar", help="how images are normalised")
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
-    net, data = trained(wanted.network, wanted.weights, wanted.epochs)
+    net, data = trained(wanted.network, wanted.weights, wanted.statistics, wanted.epochs)
+    net, data = net.to(wanted.device), data.to(torch.device(wanted.device))
     report = {
         "provenance": provenance(__file__),
         "network": wanted.network,

@@ -85,6 +85,16 @@ def test_cells_share_the_plain_network_they_begin_from(tmp_path: Path) -> None:
     assert again == paths[1]
 
 
+def test_an_ensemble_may_take_over_runs_of_its_members_seeds(tmp_path: Path) -> None:
+    study = read_study("pbn/cifar10")
+    wanted = Reproduction(runs=tmp_path, seed=2)
+    cells = {cell.name: cell for cell in wanted.chosen(study)}
+    folders = wanted.others(study, cells["ensemble"], [])
+    assert wanted.run_folder(cells["plain"], seed=6) in folders
+    assert wanted.run_folder(cells["ensemble"]) not in folders
+    assert wanted.run_folder(cells["plain"], seed=6) not in wanted.others(study, cells["vi"], [])
+
+
 def test_an_unknown_cell_is_named_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="dense-elbo"):
         reproduce(read_study("vmlp/regression"), how(tmp_path, cells=("dense-elb",)), "x")

@@ -217,3 +217,35 @@ def test_a_plain_network_that_was_trained_otherwise_is_left_alone(
     # A posterior's own weights are no plain network, whatever they were trained by.
     run.warm_start.model.unlink()
     assert trained_alike(parts.recipe, [run]) is None
+
+
+def test_members_of_an_ensemble_are_trained_apart(tmp_path: Path) -> None:
+    ensemble = {"name": "deep_ensemble", "start": "copy", "num_members": 3}
+    data = TABLES["data"] | {"validation": 0.2}
+    start = {"epochs": 3, "learning_rate": 0.02, "progress": False}
+    tables = {"model": TABLES["model"], "data": data, "warm_start": start}
+    tables |= {"method": ensemble, "fit": {"epochs": 0, "progress": False}, "seed": 4}
+    # The second member was trained already, by a run that has its seed.
+    plain = RunFolder(tmp_path / "plain")
+    alone = {"model": TABLES["model"], "data": data, "fit": start, "seed": 5}
+    apart, _ = run_recipe(make_recipe(alone | {"method": {"name": "deterministic"}}), plain)
+    run = RunFolder(tmp_path / "run")
+    parts, history = run_recipe(make_recipe(tables), run, others=[plain])
+    members = [dict(member.state_dict()) for member in parts.model.get_submodule("members")]
+    assert history.rows == []
+    assert (run.warm_start.path / "metrics.csv").is_file()
+    assert not run.member(1).warm_start.metrics.is_file()
+    assert run.member(2).warm_start.metrics.is_file()
+    expected = bf.revert(apart.model).state_dict()
+    assert all(torch.equal(value, members[1][key]) for key, value in expected.items())
+    assert not any(torch.equal(members[0][key], members[2][key]) for key in expected)
+    # Whoever trains them, they are the same.
+    again, _ = run_recipe(make_recipe(tables), RunFolder(tmp_path / "again"))
+    state = again.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in parts.model.state_dict().items())
+    # Nothing is trained twice by a run that goes on.
+    written = run.member(2).warm_start.model.stat().st_mtime_ns
+    run_recipe(make_recipe(tables), run, resume=True)
+    assert run.member(2).warm_start.model.stat().st_mtime_ns == written
+    run.clear()
+    assert not run.member(2).path.exists()

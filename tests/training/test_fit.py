@@ -210,6 +210,17 @@ def test_fit_under_bfloat16_and_compile() -> None:
     assert model[0].weight_posterior.mean.dtype == torch.float32
 
 
+def test_no_epochs_leave_the_model_as_it_is(tmp_path: Path) -> None:
+    options = {"val_loader": DataLoader(data(), 32), "keep_best": True, "run_dir": tmp_path}
+    model = bf.convert(network(), bf.MeanField())
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    history = bf.fit(model, DataLoader(data(), 32), epochs=0, progress=False, **options)
+    assert history.rows == []
+    assert not model.training
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert bf.predict(model, data().tensors[0]).probs.shape == (96, 2)  # what outputs mean is known
+
+
 def test_options_record_and_keywords_are_the_same() -> None:
     fields = {field.name for field in dataclasses.fields(FitSettings)}
     assert fields - {"epochs"} == set(FitOptions.__annotations__)
@@ -218,7 +229,7 @@ def test_options_record_and_keywords_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"epochs": 0}, ValueError, "epochs must be a whole number >= 1, got 0"),
+        ({"epochs": -1}, ValueError, "epochs must be a whole number >= 0, got -1"),
         ({"learning_rate": -1.0}, ValueError, "learning_rate must be positive"),
         ({"learning_rates": 1.0}, TypeError, "Did you mean 'learning_rate'"),
         ({"optimizer": "adma"}, LookupError, "Did you mean 'adam'"),

@@ -67,21 +67,27 @@ class Reproduction:
         """Return the name of a cell's result: a changed recipe is not the study's own."""
         return f"{cell.name}-changed" if self.changes else cell.name
 
-    def run_folder(self, cell: Cell) -> RunFolder:
-        """Return the folder of a cell's run."""
+    def run_folder(self, cell: Cell, seed: int | None = None) -> RunFolder:
+        """Return the folder of a cell's run, of another seed if told."""
         kind = "quick" if self.is_quick else "full"
-        return RunFolder(self.runs / kind / cell.study / f"{self.name_of(cell)}-seed{self.seed}")
+        seed = self.seed if seed is None else seed
+        return RunFolder(self.runs / kind / cell.study / f"{self.name_of(cell)}-seed{seed}")
 
-    def others(self, study: Study, done: Sequence[Cell]) -> list[RunFolder]:
-        """Return the folders whose plain networks may be taken over.
+    def others(self, study: Study, cell: Cell, done: Sequence[Cell]) -> list[RunFolder]:
+        """Return the folders whose plain networks a cell may take over.
 
         Args:
             study: The study.
+            cell: The cell; if it is an ensemble, runs of its members' seeds will do too.
             done: Cells that ran just now. Only theirs, where older ones are not to be trusted.
         """
+        if self.overwrite or self.is_quick:
+            return [self.run_folder(each) for each in done]
         every = study.cells(is_quick=self.is_quick, seed=self.seed, changes=self.changes)
-        is_fresh = self.overwrite or self.is_quick
-        return [self.run_folder(cell) for cell in (done if is_fresh else every)]
+        num_seeds = getattr(cell.recipe.make_method(), "num_members", 1)
+        seeds = range(self.seed, self.seed + num_seeds)
+        folders = [self.run_folder(each, seed) for seed in seeds for each in every]
+        return [folder for folder in folders if folder != self.run_folder(cell)]
 
     def has_result(self, cell: Cell) -> bool:
         """Whether this very cell, changes and all, has been run."""
@@ -135,7 +141,7 @@ def reproduce(
         began, started = time.perf_counter(), datetime.now(UTC)
         run = how.run_folder(cell)
         goes_on = how.can_go_on(cell)
-        others = [each for each in how.others(study, done) if each != run]
+        others = how.others(study, cell, done)
         options = {"resume": goes_on, "overwrite": not goes_on, "others": others}
         parts, history = run_recipe(cell.recipe, run, **options)
         done.append(cell)

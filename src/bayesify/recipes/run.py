@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from bayesify.conversion import convert
 from bayesify.data import DataSet, load_dataset, loader, split
 from bayesify.exporting import save
+from bayesify.methods import DeepEnsemble
 from bayesify.models.catalogue import models
 from bayesify.recipes.options import options_of
 from bayesify.recipes.recipe import Recipe
@@ -52,11 +53,7 @@ def build(recipe: Recipe) -> Parts:
     choices, device = recipe.data, data_device(recipe)
     data = load_dataset(choices["name"], choices.get("root"), **recipe.options("data")).to(device)
     recipe = recipe.with_model_options(options_from_data(recipe, data))
-    train, validation = data.train, None
-    if choices["validation"]:
-        train, held_out = split(data.train, choices["validation"], seed=recipe.seed)
-        validation = loader(held_out, choices["batch_size"])
-    batches = loader(train, choices["batch_size"], shuffle=True)
+    batches, validation = _loaders(recipe, data)
     method = recipe.make_method()
     return Parts(
         recipe=recipe,
@@ -66,6 +63,15 @@ def build(recipe: Recipe) -> Parts:
         # Data tell nothing about a network that is yet to be trained.
         model=convert(_network(recipe), method.for_data(None if recipe.warm_start else batches)),
     )
+
+
+def _loaders(recipe: Recipe, data: DataSet) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
+    choices = recipe.data
+    train, validation = data.train, None
+    if choices["validation"]:
+        train, held_out = split(data.train, choices["validation"], seed=recipe.seed)
+        validation = loader(held_out, choices["batch_size"])
+    return loader(train, choices["batch_size"], shuffle=True), validation
 
 
 def data_device(recipe: Recipe) -> torch.device:
@@ -143,16 +149,7 @@ def run_recipe(
     if on_start is not None:
         on_start(parts)
     if parts.recipe.warm_start:
-        network = warm_started(
-            parts.recipe,
-            _network(parts.recipe),
-            (parts.train, parts.validation),
-            run,
-            resume=resume,
-            others=others,
-        )
-        model = convert(network, parts.recipe.make_method().for_data(parts.train))
-        parts = replace(parts, model=model, plain=network)
+        parts = _warm(parts, run, resume=resume, others=list(others))
     settings = vars(parts.recipe.settings(run_dir=run.path, resume=resume))
     history = fit(parts.model, parts.train, parts.validation, **settings)
     name, options = parts.recipe.model["name"], parts.recipe.options("model")
@@ -160,6 +157,26 @@ def run_recipe(
     # On every process: each holds a part of a sharded model, and all write the same file.
     save(parts.model, run.model, architecture=name, options=options, note=note)
     return parts, history
+
+
+def _warm(parts: Parts, run: RunFolder, *, resume: bool, others: list[RunFolder]) -> Parts:
+    """Return the parts with the model begun from a plain network that was trained first."""
+
+    def trained(recipe: Recipe, folder: RunFolder) -> nn.Module:
+        loaders = _loaders(recipe, parts.data)
+        options: dict[str, Any] = {"resume": resume, "others": others}
+        return warm_started(recipe, _network(recipe), loaders, folder, **options)
+
+    recipe, method = parts.recipe, parts.recipe.make_method()
+    network = trained(recipe, run)
+    model = convert(network, method.for_data(parts.train))
+    if isinstance(method, DeepEnsemble) and method.start == "copy":
+        # Copies of one network would all say the same: each has a seed and a training of its own.
+        for index in range(1, method.num_members):
+            another = replace(recipe, seed=recipe.seed + index)
+            state = trained(another, run.member(index)).state_dict()
+            model.get_submodule(f"members.{index}").load_state_dict(state)
+    return replace(parts, model=model, plain=network)
 
 
 def describe_data(data: DataSet) -> dict[str, Any]:

@@ -36,6 +36,10 @@ class RunFolder:
         """The folder of the plain network that is trained first."""
         return RunFolder(self.path / "warm_start")
 
+    def member(self, index: int) -> RunFolder:
+        """The folder of what a member of an ensemble begins from, the first one's apart."""
+        return RunFolder(self.path / "members" / str(index))
+
     @property
     def metrics(self) -> Path:
         """One row of numbers per epoch."""
@@ -60,7 +64,8 @@ class RunFolder:
         """Remove what an earlier run left that a new one could take for its own."""
         for path in (self.model, self.checkpoint, self.evaluation):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / "warm_start", ignore_errors=True)
+        for folder in ("warm_start", "members"):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def read_recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
         """Return the recipe of the run that lies here, after changes to it."""

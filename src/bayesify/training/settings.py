@@ -27,7 +27,8 @@ class FitSettings:
     """How to train.
 
     Attributes:
-        epochs: Passes over the training data.
+        epochs: Passes over the training data; 0 leaves the model as it is, on its device and with
+            its likelihood, as one that needs no training wants.
         likelihood: What outputs mean: "classification", "regression", a table of such a name and
             its options, a `Likelihood`, or a loss function. None decides by the type of the
             targets.
@@ -97,7 +98,8 @@ class FitSettings:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "num_samples", "accumulate", "val_samples"):
+        check_count("epochs", self.epochs, least=0)
+        for name in ("num_samples", "accumulate", "val_samples"):
             check_count(name, getattr(self, name))
         for name in ("patience", "checkpoint_every"):
             if getattr(self, name) is not None:
@@ -188,10 +190,10 @@ def num_examples(loader: Any, settings: FitSettings) -> float:
     )
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise a ValueError unless a value is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise a ValueError unless a value is a whole number, of at least 1 unless told."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 def _check_positive(name: str, value: float) -> None:
