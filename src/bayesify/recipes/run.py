@@ -61,7 +61,9 @@ def build(recipe: Recipe) -> Parts:
         train=batches,
         validation=validation,
         # Data tell nothing about a network that is yet to be trained.
-        model=convert(_network(recipe), method.for_data(None if recipe.warm_start else batches)),
+        model=convert(
+            _network(recipe).to(device), method.for_data(None if recipe.warm_start else batches)
+        ),
     )
 
 
@@ -168,7 +170,8 @@ def _warm(parts: Parts, run: RunFolder, *, resume: bool, others: list[RunFolder]
         return warm_started(recipe, _network(recipe), loaders, folder, **options)
 
     recipe, method = parts.recipe, parts.recipe.make_method()
-    network = trained(recipe, run)
+    # Where the examples are: a method may look at all of them.
+    network = trained(recipe, run).to(data_device(recipe))
     model = convert(network, method.for_data(parts.train))
     if isinstance(method, DeepEnsemble) and method.start == "copy":
         # Copies of one network would all say the same: each has a seed and a training of its own.
