@@ -44,6 +44,23 @@ def test_loaded_model_predicts_the_same(tmp_path: Path, method: bf.Method) -> No
     assert loaded.bayesify.plan == model.bayesify.plan
 
 
+@pytest.mark.parametrize("random_layer", [0, 4])
+def test_a_layer_that_is_random_as_a_whole_comes_back(tmp_path: Path, random_layer: int) -> None:
+    torch.manual_seed(0)
+    net = network()
+    # The file need not say where its random weights are, and the other layer has none.
+    share = net[random_layer].weight.numel() / (6 * 8 + 8 * 3)
+    with torch.no_grad():
+        net[random_layer].weight.copy_(torch.ones_like(net[random_layer].weight) * 9)
+    model = bf.convert(net, bf.PartialBayes(share, score="magnitude"))
+    model.bayesify.likelihood = bf.Classification()
+    bf.save(model, tmp_path / "m")
+    loaded = bf.load(tmp_path / "m", network())
+    x = torch.randn(5, 6)
+    first, second = (bf.predict(m, x, num_samples=4, seed=3).probs for m in (model, loaded))
+    assert torch.equal(first, second)
+
+
 def test_file_names_tensors_as_people_do(tmp_path: Path) -> None:
     bf.save(bf.convert(network(), bf.MeanField()), tmp_path / "m")
     with safe_open(tmp_path / "m", "pt") as file:

@@ -242,7 +242,8 @@ def _take_sparse_state_(path: Any, model: nn.Module, tensors: dict[str, Tensor])
         device = next(site.parameters()).device
         index = tensors.get(f"{name}.index")
         random_index = tensors.get(f"{name}.random_index")
-        if index is None and random_index is None:
+        is_whole = site.index is None and site.random_index is None
+        if index is None and random_index is None and is_whole:
             continue
         values = {key: tensors.get(f"{name}.{key}") for key in site.family.parameter_names}
         problem = _part_problem(site, index, values, random_index)
@@ -268,8 +269,10 @@ def _part_problem(
         if int(positions.min()) < 0 or int(positions.max()) >= limit:
             return f"its positions reach beyond its {limit} entries"
     num_random = num_live if random_index is None else random_index.numel()
-    shapes = [tuple(site.shape) if index is None else (num_live,)]
-    shapes += [(num_random,)] * (len(values) - 1)
+    whole = tuple(site.shape)
+    shapes = [whole if index is None else (num_live,)]
+    is_whole = index is None and random_index is None
+    shapes += [whole if is_whole else (num_random,)] * (len(values) - 1)
     for (name, value), shape in zip(values.items(), shapes, strict=True):
         if value is None or value.shape != shape:
             return f"expected {math.prod(shape)} numbers of {name}"
