@@ -13,10 +13,11 @@ help:
 	@echo "make format  let ruff format and mend the code"
 	@echo "make clean   remove the virtual environment"
 
-.venv/.installed: pyproject.toml requirements-dev.txt
+.venv/.installed: pyproject.toml requirements-dev.txt requirements-laplace.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check $$(grep '^torch==' requirements-dev.txt)
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.txt -e .
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -r requirements-laplace.txt
 	touch $@
 
 demo: .venv/.installed

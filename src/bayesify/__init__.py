@@ -41,6 +41,7 @@ from bayesify.prediction import predict, correct_moments, Predictive
 from bayesify.methods import (
     DeepEnsemble,
     Deterministic,
+    Laplace,
     MCDropout,
     MeanField,
     MomentPropagation,
@@ -69,6 +70,7 @@ __all__ = [
     "FitSettings",
     "GaussianRegression",
     "History",
+    "Laplace",
     "Loss",
     "MCDropout",
     "MeanField",

@@ -45,6 +45,8 @@ class Method(ABC):
     """Ways `predict(by=...)` can go and what each averages, the default first."""
     can_be_vectorised: ClassVar[bool] = True
     """Whether several draws can share one pass through the network."""
+    can_be_trained: ClassVar[bool] = True
+    """Whether `fit` can train its model; else it takes `epochs=0` only."""
     can_be_sharded: ClassVar[bool] = True
     """Whether FSDP can hold a part of each parameter on each process."""
     pruning_ratio: ClassVar[float] = 0.83

@@ -2,6 +2,7 @@
 
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
+from bayesify.methods.laplace import Laplace
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.moment_propagation import MomentPropagation
@@ -15,6 +16,7 @@ from bayesify.methods.variational_dropout import VariationalDropout
 __all__ = [
     "DeepEnsemble",
     "Deterministic",
+    "Laplace",
     "MCDropout",
     "MeanField",
     "MomentPropagation",

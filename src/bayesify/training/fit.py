@@ -18,6 +18,7 @@ from bayesify.conversion.kl import kl
 from bayesify.conversion.method import Update
 from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
+from bayesify.training.checks import check_fit
 from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
@@ -78,16 +79,7 @@ def fit(
         FloatingPointError: The loss became NaN or infinite; the message names the step.
     """
     settings = fit_settings(epochs, options)
-    method = require_record(model).method
-    if settings.strategy == "fsdp" and not method.can_be_sharded:
-        raise ValueError(
-            f"strategy='fsdp' cannot shard {type(method).__name__}, whose stored entries move: "
-            "use strategy='ddp'"
-        )
-    if settings.patience is not None and val_loader is None:
-        raise ValueError("patience needs val_loader: it watches the validation nll")
-    if settings.keep_best and val_loader is None:
-        raise ValueError("keep_best needs val_loader: it keeps the best validation epoch")
+    check_fit(require_record(model).method, settings, val_loader)
     return _Run(model, train_loader, val_loader, settings).go()
 
 
