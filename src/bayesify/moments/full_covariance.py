@@ -10,6 +10,7 @@ the size of LeNet, for tests, and for measuring what the diagonal rules lose.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.moments import Moments, mean_of, variance_of
+
+# Few enough for the images of a convolution's rows to fit in memory beside the covariance.
+_ROWS_AT_ONCE = 256
 
 
 class FullMoments:
@@ -101,9 +105,19 @@ def _by_jacobian(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def of_mean(mean: Tensor) -> Tensor:
         return function(mean, *args[1:], **kwargs)
 
-    output = of_mean(x.expected)
-    jacobian = torch.func.jacrev(of_mean)(x.expected).reshape(output.numel(), -1)
-    return FullMoments(output, jacobian @ x.covariance @ jacobian.T)
+    def pushed(rows: Tensor) -> Tensor:
+        """Return each row times the Jacobian, which is not formed."""
+
+        def along(row: Tensor) -> Tensor:
+            tangent = row.view(x.shape)
+            return torch.func.jvp(of_mean, (x.expected,), (tangent,))[1].flatten()
+
+        return torch.vmap(along, chunk_size=_ROWS_AT_ONCE)(rows)
+
+    with warnings.catch_warnings():
+        # Of torch's own, about how it loads what forward-mode derivatives need.
+        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
+        return FullMoments(of_mean(x.expected), pushed(pushed(x.covariance).T))
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> FullMoments:
