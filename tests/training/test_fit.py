@@ -170,6 +170,24 @@ def test_early_stopping_puts_the_best_weights_back(tmp_path: Path) -> None:
         assert found == pytest.approx(min(losses), rel=1e-4)
 
 
+def test_the_best_epoch_may_be_that_of_the_best_score() -> None:
+    # Wrong labels: the surer the network, the larger the nll, though it gets the others right.
+    x, y = data(48).tensors
+    held_out = DataLoader(TensorDataset(x, torch.cat((1 - y[:12], y[12:]))), 48)
+    ends = {}
+    for by in ("nll", "score"):
+        torch.manual_seed(0)
+        model = bf.convert(network(), bf.Deterministic())
+        options = {"learning_rate": 0.02, "schedule": "constant", "progress": False, "seed": 0}
+        options |= {"keep_best": True, "best_by": by}
+        history = bf.fit(model, DataLoader(data(), 32), held_out, epochs=20, **options)
+        ends[by] = bf.evaluate(model, held_out, progress=False)
+        best = {name: history.column(f"val_{name}") for name in ("nll", "accuracy")}
+    assert ends["nll"]["nll"] == pytest.approx(min(best["nll"]), rel=1e-4)
+    assert ends["score"]["accuracy"] == pytest.approx(max(best["accuracy"]))
+    assert ends["score"]["accuracy"] > ends["nll"]["accuracy"]
+
+
 def test_regression_with_learned_noise() -> None:
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 200).unsqueeze(1)
@@ -236,6 +254,7 @@ def test_options_record_and_keywords_are_the_same() -> None:
         ({"scale_optimizer": "adma"}, LookupError, "Did you mean 'adam'"),
         ({"resume": True}, ValueError, "resume=True needs run_dir"),
         ({"strategy": "deepspeed"}, ValueError, "strategy must be"),
+        ({"best_by": "accuracy"}, ValueError, "best_by must be 'nll' or 'score', got 'accuracy'"),
         ({"beta": -0.5}, ValueError, "beta must be a finite number >= 0"),
         ({"strategy": "fsdp"}, ValueError, "torchrun"),
     ],

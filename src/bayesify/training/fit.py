@@ -313,7 +313,7 @@ class _Run:
         if self.val_loader is not None:
             validation = self._validate().means()
             row |= {f"val_{name}": value for name, value in validation.items()}
-            self._judge(row["val_nll"])
+            self._judge(row)
         return row
 
     def _validate(self) -> EpochSums:
@@ -336,11 +336,14 @@ class _Run:
             raise ValueError("val_loader yielded no example: leave it out, or give it data")
         return sums
 
-    def _judge(self, val_nll: float) -> None:
-        """Remember whether this epoch is the best so far."""
-        position = self.position
-        if position.best is None or val_nll < position.best:
-            position.best, position.bad_epochs = val_nll, 0
+    def _judge(self, row: dict[str, float]) -> None:
+        """Remember whether this epoch is the best so far; less is better."""
+        position, cost = self.position, row["val_nll"]
+        score = f"val_{self.likelihood.score_name}"
+        if self.settings.best_by == "score" and score in row:
+            cost = -row[score] if self.likelihood.higher_is_better else row[score]
+        if position.best is None or cost < position.best:
+            position.best, position.bad_epochs = cost, 0
             if self.settings.keep_best or self.settings.patience is not None:
                 self.checkpoints.keep_best()
         else:

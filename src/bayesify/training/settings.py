@@ -50,9 +50,12 @@ class FitSettings:
             of the scales; None does not clip.
         accumulate: Batches per optimiser step; the last step of an epoch may have fewer.
         val_samples: Draws averaged per validation prediction.
-        patience: Epochs without a better validation nll before training stops; the best weights
+        patience: Epochs without a better validation epoch before training stops; the best weights
             are put back. None never stops early.
         keep_best: Whether to end on the weights of the best validation epoch.
+        best_by: Which validation epoch is the best: the one of the lowest "nll", or the one of the
+            best "score", such as the accuracy of classes, which often peaks later. A loss function
+            of one's own has no score, and goes by its nll.
         run_dir: Folder for the checkpoint, metrics.csv and log.txt; None writes nothing.
         resume: Whether to go on from the checkpoint in `run_dir`, if there is one.
         checkpoint_every: Steps between checkpoints; None writes one after each epoch.
@@ -84,6 +87,7 @@ class FitSettings:
     val_samples: int = 4
     patience: int | None = None
     keep_best: bool = False
+    best_by: Literal["nll", "score"] = "nll"
     run_dir: str | os.PathLike[str] | None = None
     resume: bool = False
     checkpoint_every: int | None = None
@@ -112,6 +116,8 @@ class FitSettings:
             _check_positive("num_data", self.num_data)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
+        if self.best_by not in ("nll", "score"):
+            raise ValueError(f"best_by must be 'nll' or 'score', got {self.best_by!r}")
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {self.strategy!r}")
         if self.channels_last and self.strategy == "fsdp":
@@ -148,6 +154,7 @@ class FitOptions(TypedDict, total=False):
     val_samples: int
     patience: int | None
     keep_best: bool
+    best_by: Literal["nll", "score"]
     run_dir: str | os.PathLike[str] | None
     resume: bool
     checkpoint_every: int | None
