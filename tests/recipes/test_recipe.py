@@ -124,7 +124,7 @@ def test_settings_that_need_a_run_folder_are_accepted(path):
         ({"method": {"prior_sd": 1}}, "unknown method 'mean_field' option 'prior_sd'. Did you"),
         ({"method": {"how": "both"}}, "how of method 'mean_field' must be 'sample' or 'local'"),
         ({"fit": {"epohcs": 1}}, "unknown [fit] option 'epohcs'. Did you mean 'epochs'?"),
-        ({"fit": {"epochs": 0}}, "epochs must be a whole number >= 1, got 0"),
+        ({"fit": {"epochs": -1}}, "epochs must be a whole number >= 0, got -1"),
         ({"fit": {"learning_rate": "fast"}}, "learning_rate of [fit] must be a number"),
         ({"fit": {"optimizer": "adma"}}, "unknown optimizer 'adma'. Did you mean 'adam'?"),
         ({"fit": {"beta": "warmup"}}, "unknown schedule 'warmup'. Did you mean 'warm_up'?"),
