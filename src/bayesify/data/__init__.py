@@ -11,6 +11,7 @@ from bayesify.data import digits as digits
 from bayesify.data import imdb as imdb
 from bayesify.data import mnist as mnist
 from bayesify.data import synthetic as synthetic
+from bayesify.data import tiny_imagenet as tiny_imagenet
 from bayesify.data import volumes as volumes
 from bayesify.data.catalogue import datasets, load_dataset
 from bayesify.data.class_weights import median_frequency_weights
