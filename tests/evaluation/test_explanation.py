@@ -22,6 +22,16 @@ def test_explanation_of_a_linear_network_is_perfect(by):
     torch.testing.assert_close(found.sensitivity, torch.zeros(5), atol=1e-5, rtol=0.0)
 
 
+def test_network_in_channels_last_is_explained_alike():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 2))
+    images = torch.randn(3, 3, 6, 6)
+    plain = explanation_quality(bf.convert(net, bf.Deterministic()), images)
+    other = bf.convert(net, bf.Deterministic()).to(memory_format=torch.channels_last)
+    found = explanation_quality(other, images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(found.infidelity, plain.infidelity, rtol=1e-3, atol=1e-6)
+
+
 def test_bent_network_has_the_infidelity_of_its_curvature():
     class Square(nn.Module):
         def __init__(self):

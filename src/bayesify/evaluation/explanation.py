@@ -89,7 +89,8 @@ def _measured(
     def signed(examples: Any, target: Tensor = classes) -> Any:
         if isinstance(examples, tuple):  # as captum hands over what it has shifted
             return tuple(signed(each, target) for each in examples)
-        return explain(examples.detach().requires_grad_(), target=target, abs=False)
+        found = explain(examples.detach().requires_grad_(), target=target, abs=False)
+        return found.contiguous()  # captum takes views of them, which channels last has not
 
     def perturb(these: Tensor) -> tuple[Tensor, Tensor]:
         noise = noise_std * torch.randn_like(these)
