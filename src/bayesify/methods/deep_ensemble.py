@@ -27,7 +27,8 @@ class DeepEnsemble(Method):
     Args:
         num_members: How many copies.
         start: "fresh" draws every member's weights anew with its layers' own initialisation;
-            "copy" starts every member at the model's present weights.
+            "copy" starts every member at the model's present weights; in a recipe with a warm
+            start, each at the plain network of a seed of its own, trained apart.
         seed: Member i starts from seed + i.
     """
 
