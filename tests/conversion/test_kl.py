@@ -1,3 +1,6 @@
+import sys
+
+import pytest
 import torch
 from torch import nn
 
@@ -50,6 +53,35 @@ def test_kl_gradient_is_that_of_the_sum_over_sites():
     ]
     for left, right in zip(together, apart, strict=True):
         torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("scale", ["weight", "out"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_sites_joined_in_any_layout_give_the_sum_over_sites(scale, layout, monkeypatch):
+    # As on a GPU, where shared scales are joined too.
+    module = sys.modules["bayesify.conversion.kl"]
+    monkeypatch.setattr(module, "_joins_tied", lambda device: True)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, (1, 2)), nn.Linear(7, 2))
+    model = convert(plain, MeanField(biases=True, scale=scale, prior_std=0.3))
+    model = model.to(memory_format=layout)
+    for site in posteriors(model):
+        site.rho.data.add_(torch.randn_like(site.rho))
+    total = kl(model)
+    torch.testing.assert_close(total.double(), exact_kl(model, 0.3), rtol=1e-6, atol=0)
+    for site in posteriors(model):
+        parts = list(site.parameters())
+        together = torch.autograd.grad(total, parts, retain_graph=True)
+        for left, right in zip(together, torch.autograd.grad(site.kl(), parts), strict=True):
+            torch.testing.assert_close(left, right)
+
+
+def test_a_gradient_of_the_kl_lies_in_memory_as_its_parameter_does():
+    plain = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    model = convert(plain, MeanField()).to(memory_format=torch.channels_last)
+    kl(model).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is None or parameter.grad.stride() == parameter.stride()
+    assert any(parameter.stride(1) == 1 for parameter in model.parameters() if parameter.ndim == 4)
 
 
 def test_sites_of_different_types_and_priors_are_summed():

@@ -92,6 +92,7 @@ def test_compiled_gradients_are_those_of_the_eager_model():
         torch.testing.assert_close(eager, compiled)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_model_follows_the_choice_of_rules():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     x = normal_moments(3, 4, dtype=torch.float32)

@@ -11,7 +11,6 @@ from bayesify.moments.gaussian_functions import (
     cumulative,
     density,
     hermite_moments,
-    maximum_moments,
     owen_t,
     tail_mean,
 )
@@ -79,30 +78,3 @@ def test_hermite_gradients_at_zero_variance_are_those_of_the_limit(dtype):
     torch.testing.assert_close(along_v, slope**2, atol=2e-4, rtol=2e-4)
     (along_m,) = torch.autograd.grad(mean.sum(), m)
     torch.testing.assert_close(along_m, slope)
-
-
-def test_maximum_of_two_is_exact():
-    m1 = torch.tensor([0.0, 1.0, -3.0, 2.0], dtype=torch.float64)
-    m2 = torch.tensor([0.0, 0.5, 3.0, 2.1], dtype=torch.float64)
-    v1 = torch.tensor([1.0, 0.1, 2.0, 1e-4], dtype=torch.float64)
-    v2 = torch.tensor([1.0, 2.0, 0.3, 0.0], dtype=torch.float64)
-    mean, variance = maximum_moments((m1, v1), (m2, v2))
-    # max(a, b) = b + relu(a - b), integrated over both by a fine grid.
-    grid = torch.linspace(-9, 9, 1801, dtype=torch.float64)
-    mass = density(grid) * (grid[1] - grid[0])
-    first = m1[:, None, None] + v1.sqrt()[:, None, None] * grid[:, None]
-    second = m2[:, None, None] + v2.sqrt()[:, None, None] * grid
-    largest = torch.maximum(first, second)
-    joint = mass[:, None] * mass
-    expected = (largest * joint).sum((1, 2))
-    spread = ((largest - expected[:, None, None]) ** 2 * joint).sum((1, 2))
-    torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(variance, spread, rtol=1e-4, atol=1e-5)
-
-
-def test_maximum_of_certain_values_is_the_larger():
-    m1, m2 = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 5.0, -3.0])
-    none = torch.zeros(3)
-    mean, variance = maximum_moments((m1, none), (m2, none))
-    assert torch.equal(mean, torch.maximum(m1, m2))
-    assert torch.equal(variance, none)

@@ -22,11 +22,11 @@ def kl(model: nn.Module) -> Tensor:
     alike, terms = _grouped(sites)
     for (family, prior, estimator, num_samples, *_), members in alike.items():
         # One pass over all sites that share a family and a prior: a few kernels, not a few each.
-        parameters = {
-            name: torch.cat([member[name].flatten() for member in members])
-            for name in family.parameter_names
-        }
         first = family.parameter_names[0]
+        flat = [_end_to_end(member, member[first]) for member in members]
+        parameters = {
+            name: torch.cat([member[name] for member in flat]) for name in family.parameter_names
+        }
         joined = family.joined(tuple(member[first].numel() for member in members))
         terms.append(estimators[estimator](joined, parameters, prior, num_samples))
     if len(terms) == 1:
@@ -47,13 +47,35 @@ def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
         is_sharded = hasattr(first, "full_tensor")
-        if is_sharded or site.is_tied_scale or not site.prior.is_elementwise:
+        is_tied_alone = site.is_tied_scale and not _joins_tied(first.device)
+        if is_sharded or is_tied_alone or not site.prior.is_elementwise:
             alone.append(whole(site.kl()))
         else:
             how = (site.estimator, site.num_samples)
             key = (site.family, site.prior, *how, first.dtype, first.device)
             alike.setdefault(key, []).append(parameters)
     return alike, alone
+
+
+def _joins_tied(device: torch.device) -> bool:
+    """Whether a scale that weights share is better repeated for each of them than taken apart.
+
+    On a CPU every entry costs; elsewhere the calls that a tensor of its own would take cost more.
+    """
+    return device.type != "cpu"
+
+
+def _end_to_end(parameters: dict[str, Tensor], first: Tensor) -> dict[str, Tensor]:
+    """Return the parameters of a site as vectors, their entries in the order of the memory.
+
+    So a weight in channels last, and its gradient, are not copied to be joined with others. Shared
+    scales are repeated.
+    """
+    order = sorted(range(first.ndim), key=first.stride, reverse=True)
+    return {
+        name: tensor.expand(first.shape).permute(order).flatten()
+        for name, tensor in parameters.items()
+    }
 
 
 def whole(term: Tensor) -> Tensor:

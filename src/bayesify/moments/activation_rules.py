@@ -18,11 +18,11 @@ from bayesify.moments.gaussian_functions import (
     cumulative,
     density,
     owen_t,
-    rectified_moments,
     standard_deviation,
     tail_mean,
 )
 from bayesify.moments.moments import Moments, as_moments, mean_of, rule
+from bayesify.moments.rectified import rectified_moments
 
 # Below this variance the GELU's own difference loses digits in float32 and its series does not.
 _SERIES_BELOW = 4e-3

@@ -55,44 +55,6 @@ def tail_mean(x: Tensor) -> Tensor:
     return (density(x) - x * cumulative(-x)).clamp_min(0.0)
 
 
-def maximum_moments(
-    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the larger of two independent normal values, exactly.
-
-    Reference: Clark (1961), eq. 2 and 3.
-    """
-    (m1, v1), (m2, v2) = first, second
-    total = v1 + v2
-    theta = standard_deviation(total)
-    a = (m1 - m2) / theta
-    x = a.abs()
-    g = tail_mean(x)
-    # total / theta is theta, and 0 where both are certain.
-    mean = torch.maximum(m1, m2) + total / theta * g
-    variance = v1 * cumulative(a) + v2 * cumulative(-a) - total * (x + g) * g
-    return mean, variance.clamp_min(0.0)
-
-
-def rectified_moments(m: Tensor, v: Tensor, slope: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of a leaky ReLU of a normal value, exactly; slope 0 is ReLU."""
-    s = standard_deviation(v)
-    t = m / s
-    x = t.abs()
-    g = tail_mean(x)
-    share = cumulative(t)
-    ratio = (share - (x + g) * g).clamp_min(0.0)
-    zero = torch.zeros_like(m)
-    # `maximum` shares its gradient at a tie: the derivative at m = 0 is 1/2, as it should be.
-    above, excess = torch.maximum(m, zero), v / s * g
-    if isinstance(slope, float) and slope == 0.0:
-        return above + excess, v * ratio
-    rest = 1.0 - slope
-    ratio = slope**2 + 2.0 * slope * rest * share + rest**2 * ratio
-    mean = above + slope * torch.minimum(m, zero) + rest * excess
-    return mean, v * ratio.clamp_min(0.0)
-
-
 def hermite_moments(
     function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.gaussian_functions import maximum_moments
 from bayesify.moments.moments import Moments, as_moments, precise, precise_dtype, rule
+from bayesify.moments.rectified import maximum_moments
 from bayesify.moments.rule_table import current_rules
 
 Sizes = int | Sequence[int]

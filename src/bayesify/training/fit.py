@@ -30,6 +30,7 @@ from bayesify.training.rounding import warn_of_rounded_noise
 from bayesify.training.run_state import Position, RandomState, loader_generators
 from bayesify.training.schedule import as_schedule
 from bayesify.training.settings import FitOptions, FitSettings, fit_settings, num_examples
+from bayesify.training.subnormals import subnormals_as_zero
 from bayesify.types import batch_size, call_model, map_tensors, split_batch, to_device
 
 # How often the host looks whether the loss is still finite: every look waits for the device.
@@ -139,7 +140,7 @@ class _Run:
             use_tensorboard=self.settings.tensorboard,
             is_writer=self.fabric.is_global_zero,
         )
-        with reporter, Interrupt() as interrupt:
+        with reporter, subnormals_as_zero(self.fabric.device), Interrupt() as interrupt:
             if resumed is None:
                 self.checkpoints.forget_best()
                 self.checkpoints.begin_epoch()

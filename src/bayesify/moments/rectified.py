@@ -1,0 +1,159 @@
+"""A normal value cut off at 0, and the larger of two: moments, and their derivatives.
+
+The larger of two is the second plus what the first has above it, so one set of parts serves both.
+Most of the arithmetic of a training step by moments is here. Derivatives are therefore given in
+closed form: backward takes one error function and one exponential, as forward does, where those of
+the formulas term by term would take several.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+
+from bayesify.moments.gaussian_functions import cumulative, density, standard_deviation
+
+
+def rectified_moments(m: Tensor, v: Tensor, slope: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of a leaky ReLU of a normal value, exactly; slope 0 is ReLU."""
+    is_relu = isinstance(slope, float) and slope == 0.0
+    if is_relu and _takes_own_derivatives(m, v):
+        return _Rectified.apply(m, v)
+    part = _parts(m, v)
+    ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
+    # `v / s` and not s: what is certain has no excess.
+    above, excess = torch.where(part.is_right, m, 0.0), v / part.s * part.g
+    if is_relu:
+        return above + excess, v * ratio
+    rest = 1.0 - slope
+    ratio = slope**2 + 2.0 * slope * rest * part.share + rest**2 * ratio
+    mean = torch.where(part.is_right, m, slope * m) + rest * excess
+    return mean, v * ratio.clamp_min(0.0)
+
+
+class _Rectified(torch.autograd.Function):
+    """The ReLU's moments and their derivatives.
+
+    With t = m / s, a the mean and r the variance,
+
+        da/dm = Phi(t)             da/dv = phi(t) / (2 s)
+        dr/dm = 2 a Phi(-t)        dr/dv = Phi(t) - phi(t) a / s
+    """
+
+    @staticmethod
+    def forward(ctx: Any, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(m, v)
+        with torch.no_grad():
+            return rectified_moments(m, v)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, of_mean: Tensor, of_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        m, v = ctx.saved_tensors
+        part = _parts(m, v)
+        scaled = torch.where(part.is_right, part.x, 0.0) + part.g
+        along_m = of_mean * part.share + of_variance * (2.0 * v / part.s * scaled * part.rest)
+        slope = part.share - scaled * part.bell
+        return along_m, of_mean * (0.5 * part.bell / part.s) + of_variance * slope
+
+
+def maximum_moments(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the larger of two independent normal values, exactly.
+
+    Reference: Clark (1961), eq. 2 and 3.
+    """
+    m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
+    if _takes_own_derivatives(m1, v1, m2, v2):
+        return _Maximum.apply(m1, v1, m2, v2)
+    total = v1 + v2
+    part = _parts(m1 - m2, total)
+    # total / s is s, and 0 where both are certain.
+    mean = torch.where(part.is_right, m1, m2) + total / part.s * part.g
+    variance = v1 * part.share + v2 * part.rest - total * (part.x + part.g) * part.g
+    return mean, variance.clamp_min(0.0)
+
+
+class _Maximum(torch.autograd.Function):
+    """The moments of the larger of two, a its mean and r its variance, and their derivatives.
+
+    With s^2 = v1 + v2, t = (m1 - m2) / s and c = (m1 v2 + m2 v1) / s^2, where the two are equal,
+
+        da/dm1 = Phi(t)                                 da/dv1 = phi(t) / (2 s)
+        dr/dm1 = 2 (m1 - a) Phi(t) + 2 v1 phi(t) / s    dr/dv1 = Phi(t) + phi(t) (c - a) / s
+
+    and those of the second with -t.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(m1, v1, m2, v2)
+        with torch.no_grad():
+            return maximum_moments((m1, v1), (m2, v2))
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, of_mean: Tensor, of_variance: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        m1, v1, m2, v2 = ctx.saved_tensors
+        total = v1 + v2
+        part = _parts(m1 - m2, total)
+        # (m1 - a) / s and (m2 - a) / s; whichever mean is larger, only g is missing to it.
+        both = part.x + part.g
+        down1 = -torch.where(part.is_right, part.g, both)
+        down2 = -torch.where(part.is_right, both, part.g)
+        bell, share1, share2 = part.bell / part.s, v1 / part.s.square(), v2 / part.s.square()
+        to_mean = total / part.s
+        along_m1 = of_mean * part.share + of_variance * (
+            2.0 * (to_mean * down1 * part.share + v1 * bell)
+        )
+        along_m2 = of_mean * part.rest + of_variance * (
+            2.0 * (to_mean * down2 * part.rest + v2 * bell)
+        )
+        at_equal = part.bell * (share2 * down1 + share1 * down2)
+        along_both = of_mean * (0.5 * bell) + of_variance * at_equal
+        along_v1 = along_both + of_variance * part.share
+        return along_m1, along_v1, along_m2, along_both + of_variance * part.rest
+
+
+def _takes_own_derivatives(*inputs: Tensor) -> bool:
+    """Whether moments of these are best given by a Function that knows its derivatives.
+
+    Forward-mode derivatives take the open form: the compiler takes no Function that has its own.
+    """
+    is_backward = torch.compiler.is_compiling() or peek_interpreter_stack() is None
+    return is_backward and torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
+class _Parts(NamedTuple):
+    s: Tensor
+    is_right: Tensor
+    x: Tensor
+    """|t|"""
+    bell: Tensor
+    """phi(t)"""
+    share: Tensor
+    """Phi(t)"""
+    rest: Tensor
+    """Phi(-t)"""
+    g: Tensor
+    """E[max(z - |t|, 0)]"""
+
+
+def _parts(m: Tensor, v: Tensor) -> _Parts:
+    s = standard_deviation(v)
+    t = m / s
+    # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
+    # which are those of the whole. `abs` would give a slope of 0.
+    is_right = t > 0
+    x = torch.where(is_right, t, -t)
+    bell, tail = density(x), cumulative(-x)
+    # One tail gives both sides, each with all its digits.
+    other = 1.0 - tail
+    share, rest = torch.where(is_right, other, tail), torch.where(is_right, tail, other)
+    return _Parts(s, is_right, x, bell, share, rest, (bell - x * tail).clamp_min(0.0))
