@@ -10,8 +10,9 @@
 A mean-field posterior is trained, then the standard deviation of every output (logit) of test
 images is found by one pass of moments, by the exact rules, the first-order ones and those that
 carry what positions share, and over sampled weights. Factors are fitted to training images, ratios
-taken on test images. "rank" is the rank correlation of the uncertainty of an image (the mean
-standard deviation of its outputs).
+taken on test images. "rank" is the rank correlation of the uncertainty of an image: the mean
+standard deviation of its outputs, the entropy of its class probabilities, and its mutual
+information with the weights.
 """
 
 from __future__ import annotations
@@ -99,13 +100,29 @@ def moments_std(model: nn.Module, images: Tensor, rules: Any) -> tuple[Tensor, f
         return found.epistemic.double().sqrt(), time.perf_counter() - began
 
 
+def read_off(model: nn.Module, images: Tensor, **options: Any) -> dict[str, Tensor]:
+    """Return what class probabilities say of every image."""
+    found = bf.predict(
+        model, images, likelihood="classification", batch_size=len(images), **options
+    )
+    return {"entropy": found.entropy, "mutual_information": found.mutual_information}
+
+
+def rank(found: Tensor, truth: Tensor) -> float:
+    places = [each.argsort().argsort().double() for each in (found, truth)]
+    return float(torch.corrcoef(torch.stack(places))[0, 1])
+
+
 def compared(found: Tensor, truth: Tensor) -> dict[str, float]:
     ratio = (found / truth).flatten()
-    ranks = [each.mean(1).argsort().argsort().double() for each in (found, truth)]
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device=ratio.device)
     low, median, high = ratio.quantile(levels).tolist()
-    rank = float(torch.corrcoef(torch.stack(ranks))[0, 1])
-    numbers = {"median": median, "low": low, "high": high, "rank": rank}
+    numbers = {
+        "median": median,
+        "low": low,
+        "high": high,
+        "rank": rank(found.mean(1), truth.mean(1)),
+    }
     return {name: round(value, 4) for name, value in numbers.items()}
 
 
@@ -131,15 +148,19 @@ def main() -> None:
         accuracies[name] = accuracy(model, data, device)
         images = test.to(device)
         truth, seconds = sampled_std(model, images, wanted.samples)
+        sampled = read_off(model, images, by="sample", num_samples=wanted.samples, seed=0)
         for rules in ("exact", "taylor", "shared"):
             require_record(model).moment_factors = None
-            found, taken = moments_std(model, images, rules)
-            row = {"network": name, "rules": rules, "passes": round(taken / seconds, 2)}
-            rows.append({**row, "corrected": False, **compared(found, truth)})
-            with moment_rules(rules):
-                bf.correct_moments(model, fitting.to(device), num_samples=400)
-            found, _ = moments_std(model, images, rules)
-            rows.append({**row, "corrected": True, **compared(found, truth)})
+            for is_corrected in (False, True):
+                with moment_rules(rules):
+                    if is_corrected:
+                        bf.correct_moments(model, fitting.to(device), num_samples=400)
+                    said = read_off(model, images, by="moments")
+                found, taken = moments_std(model, images, rules)
+                row = {"network": name, "rules": rules, "passes": round(taken / seconds, 2)}
+                row |= {"corrected": is_corrected, **compared(found, truth)}
+                row |= {f"rank_{key}": round(rank(said[key], sampled[key]), 4) for key in said}
+                rows.append(row)
     report = {
         "provenance": provenance(__file__),
         "samples": wanted.samples,

@@ -2,10 +2,12 @@
 
     python benchmarks/moments_gpu.py                          # some minutes, most of them compiling
     python benchmarks/moments_gpu.py --networks resnet_18     # one
+    python benchmarks/moments_gpu.py --mode reduce-overhead   # passes captured in CUDA graphs
 
 A training step is forward, expected loss, KL, backward and fused SGD, compiled, in bfloat16
 autocast; an inference pass is what `predict` would run per batch, without reading off classes.
-Peak memory is the allocator's within a step. 30 sampled passes stand beside one moment pass.
+Peak memory is the allocator's within a step; "kernel_ms" is for how long the GPU was busy in a
+step, whatever the processor beside it. 30 sampled passes stand beside one moment pass.
 Every variant has a process of its own; they compile side by side and are timed in turn.
 """
 
@@ -34,6 +36,7 @@ METHODS: dict[str, bf.Method] = {
     "moments, exact": bf.MomentPropagation(rules="exact"),
     "moments, taylor": bf.MomentPropagation(rules="taylor"),
     "moments, exact, a variance per unit": bf.MomentPropagation(scale="out"),
+    "moments, taylor, a variance per unit": bf.MomentPropagation(rules="taylor", scale="out"),
     "sampled": bf.MeanField(how="sample"),
 }
 NUM_REPEATS, NUM_PASSES, NUM_DATA = 30, 30, 50_000
@@ -56,7 +59,9 @@ def names_of(networks: str) -> tuple[str, ...]:
     return tuple(f"{network}: {method}" for network in networks.split(",") for method in METHODS)
 
 
-def measured(names: tuple[str, ...], name: str, folder: Path, device: str = "cuda") -> None:
+def measured(
+    names: tuple[str, ...], name: str, folder: Path, mode: str, device: str = "cuda"
+) -> None:
     network, method = name.split(": ")
     batch, size = NETWORKS[network]
     torch.manual_seed(0)
@@ -66,10 +71,11 @@ def measured(names: tuple[str, ...], name: str, folder: Path, device: str = "cud
     images = images.to(memory_format=torch.channels_last)
     targets = torch.randint(0, 10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
-    forward: Any = torch.compile(Reading(model))
+    forward: Any = torch.compile(Reading(model), mode=mode)
     by_moments = isinstance(METHODS[method], bf.MomentPropagation)
 
     def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, torch.bfloat16):
             nll = expected_nll(forward(images), targets)
         bf.elbo_loss(nll, model, num_data=NUM_DATA).total.backward()
@@ -78,6 +84,7 @@ def measured(names: tuple[str, ...], name: str, folder: Path, device: str = "cud
 
     @torch.no_grad()
     def inference() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, torch.bfloat16):
             forward(images)
 
@@ -96,9 +103,10 @@ def measured(names: tuple[str, ...], name: str, folder: Path, device: str = "cud
             torch.cuda.reset_peak_memory_stats()
             step_ms = statistics.median(milliseconds(step) for _ in range(NUM_REPEATS))
             peak = torch.cuda.max_memory_allocated()
+            kernel_ms = busy_milliseconds(step)
             model.eval()
             inference_ms = statistics.median(milliseconds(inference) for _ in range(NUM_REPEATS))
-    row = {"step_ms": round(step_ms, 3), "peak_bytes": peak}
+    row = {"step_ms": round(step_ms, 3), "kernel_ms": round(kernel_ms, 3), "peak_bytes": peak}
     give_row(names, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
 
 
@@ -110,17 +118,25 @@ def expected_nll(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     return F.cross_entropy(draws.flatten(0, 1), targets.repeat(16))
 
 
+def busy_milliseconds(call: Callable[[], None]) -> float:
+    """Return for how long the GPU works in one call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        repeated(call, 3)
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in found.key_averages()) / 3000
+
+
 def repeated(call: Callable[[], None], times: int) -> None:
     for _ in range(times):
         call()
 
 
-def rows(networks: str) -> list[dict[str, Any]]:
-    found = rows_of(__file__, names_of(networks), "--networks", networks)
+def rows(networks: str, mode: str) -> list[dict[str, Any]]:
+    found = rows_of(__file__, names_of(networks), "--networks", networks, "--mode", mode)
     plain = {row["what"].split(": ")[0]: row for row in found if row["what"].endswith("plain")}
     for row in found:
         own = plain[row["what"].split(": ")[0]]
-        for what in ("step_ms", "peak_bytes", "inference_ms"):
+        for what in ("step_ms", "kernel_ms", "peak_bytes", "inference_ms"):
             if what in row and what in own:
                 row[f"{what.rsplit('_', 1)[0]}_ratio"] = round(row[what] / own[what], 3)
         if row["what"].endswith("sampled") and "inference_ms" in row:
@@ -132,16 +148,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path("results/vdp/cost_gpu.json"))
+    parser.add_argument("--mode", default="default", help="of torch.compile")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.one is not None:
-        measured(names_of(wanted.networks), wanted.variant, wanted.one)
+        measured(names_of(wanted.networks), wanted.variant, wanted.one, wanted.mode)
         return
     report = {
         "provenance": provenance(__file__),
         "networks": NETWORKS,
-        "rows": rows(wanted.networks),
+        "mode": wanted.mode,
+        "rows": rows(wanted.networks, wanted.mode),
     }
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
