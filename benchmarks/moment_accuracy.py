@@ -9,15 +9,16 @@
 
 A mean-field posterior is trained, then the standard deviation of every output (logit) of test
 images is found by one pass of moments, by the exact rules, the first-order ones and those that
-carry what positions share, and over sampled weights. Factors are fitted to training images, ratios
-taken on test images. "rank" is the rank correlation of the uncertainty of an image: the mean
-standard deviation of its outputs, the entropy of its class probabilities, and its mutual
-information with the weights.
+carry what positions share, by linearising the network, and over sampled weights. Factors are
+fitted to training images, ratios taken on test images. "rank" is the rank correlation of the
+uncertainty of an image: the mean standard deviation of its outputs, the entropy of its class
+probabilities, and its mutual information with the weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -32,7 +33,9 @@ from bayesify.conversion.convert import require_record
 from bayesify.conversion.scope import forward_by
 from bayesify.data import loader
 from bayesify.moments import moment_rules
+from bayesify.moments.rule_table import Rules
 
+RULES: tuple[Rules, ...] = ("exact", "taylor", "shared")
 OPTIONS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": (300, 100)},
     "cifar_resnet": {"depth": 8, "width": 8},
@@ -87,17 +90,11 @@ def sampled_std(model: nn.Module, images: Tensor, num_samples: int) -> tuple[Ten
     return torch.as_tensor(variance).sqrt(), (time.perf_counter() - began) / num_samples
 
 
-def moments_std(model: nn.Module, images: Tensor, rules: Any) -> tuple[Tensor, float]:
-    with moment_rules(rules):
-        began = time.perf_counter()
-        found = bf.predict(
-            model,
-            images,
-            by="moments",
-            likelihood=bf.GaussianRegression(1.0),
-            batch_size=len(images),
-        )
-        return found.epistemic.double().sqrt(), time.perf_counter() - began
+def found_std(model: nn.Module, images: Tensor, by: str) -> tuple[Tensor, float]:
+    began = time.perf_counter()
+    likelihood = bf.GaussianRegression(1.0)
+    found = bf.predict(model, images, by=by, likelihood=likelihood, batch_size=len(images))
+    return found.epistemic.double().sqrt(), time.perf_counter() - began
 
 
 def read_off(model: nn.Module, images: Tensor, **options: Any) -> dict[str, Tensor]:
@@ -149,18 +146,19 @@ def main() -> None:
         images = test.to(device)
         truth, seconds = sampled_std(model, images, wanted.samples)
         sampled = read_off(model, images, by="sample", num_samples=wanted.samples, seed=0)
-        for rules in ("exact", "taylor", "shared"):
-            require_record(model).moment_factors = None
-            for is_corrected in (False, True):
-                with moment_rules(rules):
-                    if is_corrected:
-                        bf.correct_moments(model, fitting.to(device), num_samples=400)
-                    said = read_off(model, images, by="moments")
-                found, taken = moments_std(model, images, rules)
-                row = {"network": name, "rules": rules, "passes": round(taken / seconds, 2)}
-                row |= {"corrected": is_corrected, **compared(found, truth)}
-                row |= {f"rank_{key}": round(rank(said[key], sampled[key]), 4) for key in said}
-                rows.append(row)
+        for rules, is_corrected in [*itertools.product(RULES, (False, True)), (None, False)]:
+            by = "linearised" if rules is None else "moments"
+            if not is_corrected:
+                require_record(model).moment_factors = None
+            with moment_rules(rules or "exact"):
+                if is_corrected:
+                    bf.correct_moments(model, fitting.to(device), num_samples=400)
+                said = read_off(model, images, by=by)
+                found, taken = found_std(model, images, by)
+            row = {"network": name, "rules": rules or by, "passes": round(taken / seconds, 2)}
+            row |= {"corrected": is_corrected, **compared(found, truth)}
+            row |= {f"rank_{key}": round(rank(said[key], sampled[key]), 4) for key in said}
+            rows.append(row)
     report = {
         "provenance": provenance(__file__),
         "samples": wanted.samples,

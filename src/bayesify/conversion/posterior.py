@@ -189,6 +189,12 @@ class Posterior(nn.Module):
         random_index = self.random_index
         return self._dense(self._live_variance(self._parameters_at(random_index), random_index))
 
+    def stored_variance(self) -> Tensor:
+        """Return the variance of each entry of the family's first parameter, as it is stored."""
+        random_index = self.random_index
+        variance = self._live_variance(self._parameters_at(random_index), random_index)
+        return variance.view(self._location.shape)
+
     def dense_moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance of the whole tensor."""
         random_index = self.random_index

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayesify.conversion.select import candidates
+from bayesify.prediction.by_linearisation import derivable_attention
 from bayesify.types import output_tensor
 
 
@@ -89,7 +88,7 @@ class Linearised(nn.Module):
             for (names, own, at), part in zip(places, parts, strict=True):
                 new = own.flatten().index_copy(0, at, part.to(own.dtype)).view_as(own)
                 changed |= dict.fromkeys(names, new)
-            with _derivable_attention():
+            with derivable_attention():
                 # Told to find other names itself, it would not put back a module that has two.
                 options: dict[str, Any] = {"kwargs": kwargs, "tie_weights": False}
                 found = torch.func.functional_call(self.network, changed, args, **options)
@@ -105,15 +104,3 @@ class Linearised(nn.Module):
         parts = self.index.tensor_split(torch.searchsorted(self.index, bounds).tolist())
         places = zip(self.names.values(), tensors, parts, starts[:-1], strict=True)
         return [(names, own, part - start) for names, own, part, start in places if len(part)]
-
-
-@contextmanager
-def _derivable_attention() -> Iterator[None]:
-    """Keep attention from fused kernels, which have no forward-mode derivative."""
-    is_fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fused)

@@ -24,9 +24,10 @@ from bayesify.distributions import Family
 def ways_of(family: Family) -> dict[str, str]:
     """Return the ways to predict with a posterior of a family.
 
-    Outputs can be drawn for Normal posteriors only, and moments need a variance.
+    Outputs can be drawn, and a linearised network is Normal, for Normal posteriors only; moments
+    need a variance.
     """
-    barred = set() if family.is_gaussian else {"local"}
+    barred = set() if family.is_gaussian else {"local", "linearised"}
     barred |= set() if family.has_moment(2.0) else {"moments"}
     return {way: words for way, words in Variational.ways.items() if way not in barred}
 
@@ -51,6 +52,7 @@ class Variational(Method):
         "local": "output samples (local reparameterisation)",
         "mean": "mean weights",
         "moments": "one pass of means and variances",
+        "linearised": "the linearised network",
     }
 
     initial_std: float | None
@@ -96,5 +98,6 @@ class Variational(Method):
     @contextmanager
     def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
         """Draw weights, draw outputs, or use the mean weights."""
-        with forward_by(model, cast(How, by)):
+        # A network is linearised at its mean weights.
+        with forward_by(model, cast(How, "mean" if by == "linearised" else by)):
             yield

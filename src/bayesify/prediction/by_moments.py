@@ -7,6 +7,7 @@ Sobol sequence take it to two or three digits, the same points for every example
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -52,10 +53,22 @@ def predict_moments(
     variance = torch.zeros_like(mean) if variance is None else variance.to(mean.dtype)
     if isinstance(likelihood, Classification):
         axis = likelihood.class_axis or 1
-        accumulator = ClassificationAccumulator(axis)
-        for points in logit_points(mean, axis).split(_CHUNK):
-            accumulator.update(mean + variance.sqrt() * points)
-        return accumulator.result(made_by)
+        return of_logits(mean, axis, lambda points: variance.sqrt() * points, made_by)
+    return of_values(mean, variance, likelihood, made_by)
+
+
+def of_logits(
+    mean: Tensor, class_axis: int, spread: Callable[[Tensor], Tensor], made_by: str
+) -> Predictive:
+    """Read classes off normal logits: their mean, and what a standard normal point adds to it."""
+    accumulator = ClassificationAccumulator(class_axis)
+    for points in logit_points(mean, class_axis).split(_CHUNK):
+        accumulator.update(mean + spread(points))
+    return accumulator.result(made_by)
+
+
+def of_values(mean: Tensor, variance: Tensor, likelihood: Likelihood, made_by: str) -> Predictive:
+    """Read off what is not classes: numbers with noise, or outputs as they are."""
     if isinstance(likelihood, GaussianRegression):
         value, noise = likelihood.split(mean)
         # The noise, where a network gives it, is read at its mean.

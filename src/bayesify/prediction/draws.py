@@ -51,7 +51,13 @@ class Draws:
         if self._bytes_per_example is None:
             yield self._measured(inputs).unsqueeze(0)
             done = 1
-        chunk = max(1, min(num_samples, self._limit() // self._bytes_per_draw(inputs)))
+        chunk = max(
+            1,
+            min(
+                num_samples,
+                bytes_to_take(self.model, self.memory_limit) // self._bytes_per_draw(inputs),
+            ),
+        )
         while done < num_samples:
             size = min(chunk, num_samples - done)
             stack = self._vectorised(inputs, size) if size > 1 else None
@@ -124,10 +130,12 @@ class Draws:
         weights = 3 * 4 * sum(site.num_random for site in posteriors(self.model))
         return weights + (self._bytes_per_example or 0) * max(batch_size(inputs), 1)
 
-    def _limit(self) -> int:
-        if self.memory_limit is not None:
-            return self.memory_limit
-        device = device_of(self.model)
-        if device.type == "cuda":
-            return torch.cuda.mem_get_info(device)[0] // 4
-        return _CPU_LIMIT
+
+def bytes_to_take(model: nn.Module, memory_limit: int | None) -> int:
+    """Return how many bytes may be held at once where nobody said how many."""
+    if memory_limit is not None:
+        return memory_limit
+    device = device_of(model)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 4
+    return _CPU_LIMIT

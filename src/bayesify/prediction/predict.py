@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.convert import Record, require_record
+from bayesify.prediction.by_linearisation import predict_linearised
 from bayesify.prediction.by_moments import predict_moments
 from bayesify.prediction.draws import Draws
 from bayesify.prediction.predictive import (
@@ -49,12 +50,13 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
         data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader: a
             DataLoader or a list of batches.
         num_samples: Posterior draws to average.
-        by: How randomness travels: one of the method's ways, such as "sample", "local", "mean" or
-            "moments" (one pass, nothing drawn); None takes the way the model was trained.
+        by: How randomness travels: one of the method's ways, such as "sample", "local", "mean",
+            "moments" (one pass, nothing drawn) or "linearised" (a derivative per output, with all
+            that outputs share); None takes the way the model was trained.
         likelihood: What outputs mean, where `fit` did not settle it. A name that `fit` settled
             already keeps what it learned, such as the noise.
         batch_size: Examples per pass for inputs that are not a loader.
-        memory_limit: Bytes a chunk of draws may take.
+        memory_limit: Bytes that a chunk of draws, or of derivatives, may take.
         seed: Seed of the draws; the global generators are left as they were.
         progress: Whether to show a bar over a loader's batches; None shows one in a terminal.
     """
@@ -103,14 +105,16 @@ def predict_batches(
         for batch in shown(data, "predicting", progress):
             inputs, targets = split_batch(to_device(batch, device))
             inputs = map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
+            name = record.method.ways[way]
             if way == "moments":
-                name = record.method.ways[way]
                 yield predict_moments(model, inputs, meaning, name), targets
+                continue
+            if way == "linearised":
+                yield predict_linearised(model, inputs, meaning, name, memory_limit), targets
                 continue
             accumulator = _accumulator(meaning)
             for stack in draws.outputs(inputs, number):
                 _update(accumulator, meaning, stack)
-            name = record.method.ways[way]
             made_by = name if number == 1 else f"{number} {name}, {draws.how}"
             yield accumulator.result(made_by), targets
 

@@ -1,0 +1,184 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayesify as bf
+from bayesify.conversion.posterior import posteriors
+from bayesify.prediction.by_linearisation import linearised_outputs
+
+
+def set_stds(model, std):
+    """Give every random weight a standard deviation of its own, around this one."""
+    generator = torch.Generator().manual_seed(1)
+    for site in posteriors(model):
+        wanted = std * (0.5 + torch.rand(site.rho.shape, generator=generator))
+        site.rho.data.copy_(torch.log(torch.expm1(wanted)))
+    return model
+
+
+def predicted(model, x, **options):
+    return bf.predict(model, x, likelihood=bf.GaussianRegression(1.0), **options)
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+METHODS = [
+    bf.MeanField(biases=True),
+    bf.MeanField(scale="out"),
+    bf.MomentPropagation(),
+    bf.PartialBayes(0.3, score="magnitude"),
+    bf.SparseSubspace(density=0.5),
+    bf.VariationalDropout(noise="multiplicative"),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_covariance_is_that_of_the_jacobian_of_the_dense_weights(method):
+    torch.manual_seed(0)
+    model = bf.convert(Small().double(), method).eval()
+    x = torch.randn(5, 2, 6, 6, dtype=torch.float64)
+    dense = {}
+    for path, site in bf.conversion.sites.named_posteriors(model).items():
+        dense[path] = tuple(each.detach().double() for each in site.dense_moments())
+    # The plain network with those means, differentiated by torch one example at a time.
+    plain = Small().double().eval()
+    given = {name: tensor.double() for name, tensor in plain.state_dict().items()}
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    given |= {name: own[name].detach().double() for name in given if name in own}
+    given |= {path: mean for path, (mean, _) in dense.items()}
+    with bf.mean_weights(model):
+        mean, covariance = linearised_outputs(model, x)
+    for index in range(len(x)):
+
+        def output(*weights, index=index):
+            replaced = given | dict(zip(dense, weights, strict=True))
+            return torch.func.functional_call(plain, replaced, (x[index : index + 1],))[0]
+
+        torch.testing.assert_close(mean[index], output(*(m for m, _ in dense.values())))
+        slopes = torch.autograd.functional.jacobian(output, tuple(m for m, _ in dense.values()))
+        expected = sum(
+            (slope.flatten(1) * variance.flatten()) @ slope.flatten(1).T
+            for slope, (_, variance) in zip(slopes, dense.values(), strict=True)
+        )
+        torch.testing.assert_close(covariance[index], expected)
+
+
+def test_linear_network_is_exact():
+    model = set_stds(bf.convert(nn.Linear(3, 2), bf.MeanField(biases=True)), 0.3)
+    x = torch.randn(4, 3)
+    by_moments, linearised = (predicted(model, x, by=way) for way in ("moments", "linearised"))
+    torch.testing.assert_close(linearised.mean, by_moments.mean)
+    torch.testing.assert_close(linearised.epistemic, by_moments.epistemic)
+    assert linearised.made_by == "the linearised network"
+
+
+def test_shared_noise_is_counted_where_rules_for_moments_lose_it():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.AvgPool2d(8))
+    net = nn.Sequential(*net, nn.Flatten(), nn.Linear(8, 3))
+    model = set_stds(bf.convert(net, bf.MeanField()), 0.02)
+    x = torch.randn(16, 1, 12, 12) + 1.0
+    sampled = predicted(model, x, by="sample", num_samples=4000, seed=0).epistemic
+    ratio = predicted(model, x, by="linearised").epistemic / sampled
+    # 4,000 draws find a variance to 2.2 %, and the network is linear to a few per cent.
+    assert (ratio.log().abs() < 0.12).all()
+    assert (predicted(model, x, by="moments").epistemic / sampled).median() < 0.7
+
+
+def test_classes_are_read_off_correlated_logits():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = set_stds(bf.convert(net, bf.MeanField()), 0.05)
+    x = torch.randn(24, 4) * 2
+    options = {"likelihood": "classification"}
+    sampled = bf.predict(model, x, by="sample", num_samples=4000, seed=0, **options)
+    found = bf.predict(model, x, by="linearised", **options)
+    error = (sampled.variance / 4000).sqrt()
+    # Beside the draws' error there is that of 256 points and of the first order.
+    assert ((found.probs - sampled.probs).abs() < 5 * error + 3e-3).all()
+    ratio = found.mutual_information / sampled.mutual_information
+    assert (ratio.log().abs() < 0.25).all()
+
+
+def test_no_spread_gives_the_plain_network():
+    model = set_stds(bf.convert(Small(), bf.MeanField()), 1e-12).eval()
+    x = torch.randn(3, 2, 5, 5)
+    found = bf.predict(model, x, by="linearised", likelihood="classification")
+    with torch.no_grad(), bf.mean_weights(model):
+        torch.testing.assert_close(found.probs, model(x).softmax(1))
+    assert found.mutual_information.max() < 1e-6
+
+
+def test_network_without_random_weights_is_certain():
+    model = bf.convert(nn.Linear(2, 2), bf.PartialBayes(0.5, score="magnitude"))
+    for site in posteriors(model):
+        site.rho.data.fill_(-200.0)
+    assert (predicted(model, torch.randn(3, 2), by="linearised").epistemic == 0).all()
+
+
+def test_memory_limit_changes_nothing_but_memory():
+    model = set_stds(bf.convert(Small(), bf.MeanField()), 0.1).eval()
+    x = torch.randn(7, 2, 6, 6)
+    whole, parts = (predicted(model, x, by="linearised", memory_limit=n) for n in (2**30, 1))
+    torch.testing.assert_close(whole.epistemic, parts.epistemic)
+
+
+def test_empty_batch():
+    model = bf.convert(Small(), bf.MeanField()).eval()
+    assert predicted(model, torch.randn(0, 2, 6, 6), by="linearised").mean.shape == (0, 4)
+    found = bf.predict(model, torch.randn(0, 2, 6, 6), by="linearised", likelihood="classification")
+    assert found.probs.shape == (0, 4)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens, mask=None):
+        hidden = self.encoder(self.embed(tokens), src_key_padding_mask=mask)
+        return self.head(hidden.mean(1))
+
+
+def test_attention_and_named_inputs():
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(Tokens(), bf.MeanField()), 0.01).eval()
+    tokens = torch.randint(0, 11, (6, 5))
+    mask = torch.zeros(6, 5, dtype=torch.bool)
+    mask[:, 4] = True
+    batch = {"tokens": tokens, "mask": mask}
+    sampled = predicted(model, batch, by="sample", num_samples=3000, seed=0).epistemic
+    ratio = predicted(model, batch, by="linearised").epistemic / sampled
+    assert (ratio.log().abs() < 0.2).all()
+
+
+def test_model_is_left_as_it_was():
+    model = bf.convert(Small(), bf.MeanField()).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ways = [site.how for site in posteriors(model)]
+    predicted(model, torch.randn(3, 2, 6, 6), by="linearised")
+    assert [site.how for site in posteriors(model)] == ways
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_cannot_be_linearised_is_refused():
+    radial = bf.convert(Small(), bf.MonteCarloKL(family="radial"))
+    with pytest.raises(ValueError, match="linearised"):
+        predicted(radial, torch.randn(3, 2, 6, 6), by="linearised")
+    maps = bf.convert(nn.Conv2d(2, 3, 1), bf.MeanField())
+    with pytest.raises(ValueError, match=r"shape \(batch, classes\)"):
+        bf.predict(maps, torch.randn(2, 2, 4, 4), by="linearised", likelihood="classification")
