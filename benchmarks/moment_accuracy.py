@@ -4,6 +4,8 @@
     python benchmarks/moment_accuracy.py --networks resnet_18 --data cifar10 --beta 1e-3 --epochs 6
     python benchmarks/moment_accuracy.py --networks vit_small --data tiny_imagenet --beta 1e-3 \
         --learning-rate 2e-4 --epochs 20                    # both for a GPU
+    python benchmarks/moment_accuracy.py --networks resnet_18 --data cifar10 --beta 1e-3 \
+        --epochs 2 --width 16 --samples 1000 --images 128   # half an hour of one core
     python benchmarks/moment_accuracy.py --networks cifar_resnet --data digits --epochs 15
         (with --out results/vdp/moment_accuracy_digits.json)
 
@@ -48,6 +50,8 @@ def trained(name: str, data: Any, wanted: argparse.Namespace, device: str) -> nn
     options = {"num_classes": data.num_classes, **OPTIONS.get(name, {})}
     if name != "mlp":
         options["in_channels"] = data.input_shape[0]
+    if wanted.width is not None:
+        options["width"] = wanted.width
     if name.startswith("vit"):
         options["image_size"] = data.input_shape[-1]
     model = bf.convert(bf.build_model(name, **options), bf.MeanField(prior_std=0.1))
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--beta", type=float, default=0.1, help="weight of the KL")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--width", type=int, help="of the network, where it takes one")
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--out", type=Path, default=Path("results/vdp/moment_accuracy.json"))
