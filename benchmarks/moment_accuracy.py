@@ -47,9 +47,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def trained(name: str, data: Any, wanted: argparse.Namespace, device: str) -> nn.Module:
     torch.manual_seed(0)
-    options = {"num_classes": data.num_classes, **OPTIONS.get(name, {})}
+    options = {**OPTIONS.get(name, {})}
     if name != "mlp":
-        options["in_channels"] = data.input_shape[0]
+        options |= {"num_classes": data.num_classes, "in_channels": data.input_shape[0]}
     if wanted.width is not None:
         options["width"] = wanted.width
     if name.startswith("vit"):
