@@ -126,6 +126,46 @@ def test_network_without_random_weights_is_certain():
     assert (predicted(model, torch.randn(3, 2), by="linearised").epistemic == 0).all()
 
 
+def test_one_number_per_example():
+    class Scalar(nn.Linear):
+        def forward(self, input):
+            return super().forward(input).squeeze(1)
+
+    model = set_stds(bf.convert(Scalar(3, 1), bf.MeanField()), 0.3)
+    x = torch.randn(4, 3)
+    found = predicted(model, x, by="linearised")
+    torch.testing.assert_close(found.epistemic, predicted(model, x, by="moments").epistemic)
+
+
+def test_tied_weights_move_together():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(Tied(), bf.MeanField()), 0.02)
+    x = torch.randn(8, 3)
+    sampled = predicted(model, x, by="sample", num_samples=4000, seed=0).epistemic
+    ratio = predicted(model, x, by="linearised").epistemic / sampled
+    assert (ratio.log().abs() < 0.12).all()
+
+
+def test_model_that_looks_at_its_values_is_refused_with_advice():
+    class Looking(nn.Linear):
+        def forward(self, input):
+            return super().forward(input) if bool(input.sum() > 0) else super().forward(-input)
+
+    model = bf.convert(Looking(2, 2), bf.MeanField())
+    with pytest.raises(RuntimeError, match="take by='sample'"):
+        predicted(model, torch.randn(3, 2), by="linearised")
+
+
 def test_memory_limit_changes_nothing_but_memory():
     model = set_stds(bf.convert(Small(), bf.MeanField()), 0.1).eval()
     x = torch.randn(7, 2, 6, 6)

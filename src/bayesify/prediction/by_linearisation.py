@@ -68,6 +68,7 @@ def linearised_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at the mean weights, and the covariance (batch, D, D) of each example's D."""
+    calling = _Calling(model)
     means, variances = _random_weights(model)
     leaves, layout = tree_flatten(inputs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -76,7 +77,10 @@ def linearised_outputs(
         given = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor[None]
-        found = _called(model, weights, tree_unflatten(given, layout))
+        named = {f"model.{name}": tensor for name, tensor in weights.items()}
+        whole = (tree_unflatten(given, layout),)
+        # Told to find other names itself, it would not put back a module that has two.
+        found = torch.func.functional_call(calling, named, whole, tie_weights=False)
         return found[0].to(precise_dtype(found.dtype))
 
     def example(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,17 +96,18 @@ def linearised_outputs(
     tensors = [leaves[place] for place in places]
     with derivable_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        whole = output_tensor(call_model(model, inputs))
-        number = batch_size(inputs)
+        outputs, number = calling(inputs), batch_size(inputs)
         if number == 0:
-            size = whole.shape[1:].numel()
-            return whole.to(precise_dtype(whole.dtype)), whole.new_zeros(0, size, size)
+            size = outputs.shape[1:].numel()
+            return outputs.to(precise_dtype(outputs.dtype)), outputs.new_zeros(0, size, size)
         # A weight's slope of every output, and it once more times its variance.
         num_weights = sum(mean.numel() for mean in means.values())
-        each = 8 * (whole.numel() // number) * max(num_weights, 1)
+        each = 8 * (outputs.numel() // number) * max(num_weights, 1)
         chunk = max(1, min(number, bytes_to_take(model, memory_limit) // each))
         try:
             return torch.vmap(example, chunk_size=chunk)(*tensors)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise RuntimeError(
                 f"by='linearised' needs a model that torch.func can differentiate example by "
@@ -122,20 +127,15 @@ def _random_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tens
     return means, variances
 
 
-def _called(model: nn.Module, weights: dict[str, Tensor], inputs: Any) -> Tensor:
-    """Call the model with these means in the place of its own."""
+class _Calling(nn.Module):
+    """A model that takes its inputs as one thing, whatever its own forward takes."""
 
-    class Calling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-        def forward(self) -> Any:
-            return output_tensor(call_model(self.model, inputs))
-
-    named = {f"model.{name}": tensor for name, tensor in weights.items()}
-    # Told to find other names itself, it would not put back a module that has two.
-    return torch.func.functional_call(Calling(), named, (), tie_weights=False)
+    def forward(self, inputs: Any) -> Tensor:
+        return output_tensor(call_model(self.model, inputs))
 
 
 def _root(covariance: Tensor) -> Tensor:
