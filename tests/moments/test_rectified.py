@@ -56,6 +56,20 @@ def test_the_larger_of_two_is_symmetric_and_broadcasts():
     torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("variance", [0.0, 1e-30, 1e-12, 1.0, 1e20, 1e30])
+def test_extremes_are_finite_and_so_are_their_derivatives(dtype, variance):
+    values = [0.0, -0.0, 1e30, -1e30, 1e20, 3.0, -3.0, 1e-20, -40.0, 40.0, 1e5, -1e5]
+    m = torch.tensor(values, dtype=dtype, requires_grad=True)
+    v = torch.full_like(m, variance).detach().requires_grad_()
+    for mean, spread in (rectified_moments(m, v), maximum(m, v, m.flip(0), v.flip(0))):
+        assert mean.isfinite().all()
+        assert spread.isfinite().all()
+        assert (spread >= 0).all()
+        for gradient in torch.autograd.grad(mean.sum() + spread.sum(), (m, v)):
+            assert gradient.isfinite().all()
+
+
 def test_relu_of_certain_values_has_the_derivatives_of_the_relu():
     m = torch.tensor([-2.0, -1e-3, 0.0, 1e-3, 2.0], requires_grad=True)
     v = torch.zeros(5, requires_grad=True)

@@ -75,7 +75,8 @@ def maximum_moments(
     part = _parts(m1 - m2, total)
     # total / s is s, and 0 where both are certain.
     mean = torch.where(part.is_right, m1, m2) + total / part.s * part.g
-    variance = v1 * part.share + v2 * part.rest - total * (part.x + part.g) * part.g
+    # The last factors first: far apart x is huge and g is 0.
+    variance = v1 * part.share + v2 * part.rest - total * ((part.x + part.g) * part.g)
     return mean, variance.clamp_min(0.0)
 
 
