@@ -14,7 +14,7 @@ from bayesify.exporting.deployed_rules import rectified_moments as rectified
 from bayesify.exporting.folding import FoldedNetwork, WeightMoments
 from bayesify.exporting.graphs import ClassesOfMoments
 from bayesify.moments import Moments, moment_rules
-from bayesify.moments import gaussian_functions as reference
+from bayesify.moments import rectified as reference
 from bayesify.moments.rule_table import TABLES
 
 # Of a variance: one rounding of r^2 <= 16, where erf is not 1 yet.
