@@ -117,7 +117,7 @@ def main() -> None:
         print(json.dumps(cost(Path(wanted.child[0]), wanted.child[1])))
         return
     data = bf.load_dataset("mnist")
-    model = trained("lenet_5", data, EPOCHS, "cpu")
+    model = trained("lenet_5", data, "cpu", epochs=EPOCHS)
     report: dict[str, Any] = {"provenance": provenance(__file__), "cost": {}}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"

@@ -45,13 +45,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(name: str, data: Any, wanted: argparse.Namespace, device: str) -> nn.Module:
+def trained(
+    name: str,
+    data: Any,
+    device: str,
+    *,
+    epochs: int,
+    beta: float = 0.1,
+    learning_rate: float = 1e-3,
+    width: int | None = None,
+) -> nn.Module:
     torch.manual_seed(0)
     options = {**OPTIONS.get(name, {})}
     if name != "mlp":
         options |= {"num_classes": data.num_classes, "in_channels": data.input_shape[0]}
-    if wanted.width is not None:
-        options["width"] = wanted.width
+    if width is not None:
+        options["width"] = width
     if name.startswith("vit"):
         options["image_size"] = data.input_shape[-1]
     model = bf.convert(bf.build_model(name, **options), bf.MeanField(prior_std=0.1))
@@ -59,9 +68,9 @@ def trained(name: str, data: Any, wanted: argparse.Namespace, device: str) -> nn
     bf.fit(
         model,
         train,
-        epochs=wanted.epochs,
-        beta=wanted.beta,
-        learning_rate=wanted.learning_rate,
+        epochs=epochs,
+        beta=beta,
+        learning_rate=learning_rate,
         seed=0,
         progress=False,
         accelerator=device,
@@ -146,7 +155,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     accuracies: dict[str, float] = {}
     for name in wanted.networks.split(","):
-        model = trained(name, data, wanted, device)
+        options = {"learning_rate": wanted.learning_rate, "width": wanted.width}
+        model = trained(name, data, device, epochs=wanted.epochs, beta=wanted.beta, **options)
         accuracies[name] = accuracy(model, data, device)
         images = test.to(device)
         truth, seconds = sampled_std(model, images, wanted.samples)

@@ -7,7 +7,7 @@ from torch import nn
 from bayesify.conversion import convert, kl
 from bayesify.conversion.posterior import posteriors
 from bayesify.distributions import softplus
-from bayesify.methods import MeanField
+from bayesify.methods import MeanField, VariationalDropout
 
 
 def exact_kl(model, prior_std=1.0):
@@ -75,13 +75,27 @@ def test_sites_joined_in_any_layout_give_the_sum_over_sites(scale, layout, monke
             torch.testing.assert_close(left, right)
 
 
+def test_weights_stay_with_their_scales_in_any_layout():
+    # Of a log-uniform prior the KL is that of mean / std; of a Normal one the two come apart.
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2))
+    model = convert(plain, VariationalDropout(noise="additive"))
+    for site in posteriors(model):
+        site.rho.data.add_(torch.randn_like(site.rho))
+    apart = sum(site.kl() for site in posteriors(model))
+    torch.testing.assert_close(kl(model.to(memory_format=torch.channels_last)), apart)
+
+
 def test_a_gradient_of_the_kl_lies_in_memory_as_its_parameter_does():
-    plain = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    model = convert(plain, MeanField()).to(memory_format=torch.channels_last)
-    kl(model).backward()
-    for parameter in model.parameters():
-        assert parameter.grad is None or parameter.grad.stride() == parameter.stride()
-    assert any(parameter.stride(1) == 1 for parameter in model.parameters() if parameter.ndim == 4)
+    model = convert(nn.Conv2d(3, 4, 3), MeanField()).to(memory_format=torch.channels_last)
+    (site,) = posteriors(model)
+    parameters = list(site.parameters())
+    assert all(parameter.stride(1) == 1 for parameter in parameters)
+    # As it comes: what gathers gradients would copy it into the right order.
+    for parameter, gradient in zip(
+        parameters, torch.autograd.grad(kl(model), parameters), strict=True
+    ):
+        assert gradient.stride() == parameter.stride()
 
 
 def test_sites_of_different_types_and_priors_are_summed():

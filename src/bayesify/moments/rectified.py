@@ -1,8 +1,8 @@
 """A normal value cut off at 0, and the larger of two: moments, and their derivatives.
 
 The larger of two is the second plus what the first has above it, so one set of parts serves both.
-Most of the arithmetic of a training step by moments is here. Derivatives are therefore given in
-closed form: backward takes one error function and one exponential, as forward does, where those of
+Every entry of a training step by moments passes here. Derivatives are therefore given in closed
+form: backward takes one error function and one exponential, as forward does, where those of
 the formulas term by term would take several.
 """
 

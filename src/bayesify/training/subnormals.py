@@ -1,7 +1,7 @@
 """Numbers too small for full precision, taken as zero while a model trains on a CPU.
 
-Gradients through the tails of a normal law are full of them, and a CPU takes a hundred times as
-long over each. Nothing is lost: the largest of them is 1e-38.
+Gradients through the tails of a normal law are full of them, and a CPU takes much longer over each.
+Nothing is lost: in float32 the largest of them is 1e-38.
 """
 
 from __future__ import annotations
