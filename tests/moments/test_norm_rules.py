@@ -125,6 +125,29 @@ def test_batch_norm_in_training_uses_and_tracks_expected_statistics():
     assert layer.num_batches_tracked.item() == 1
 
 
+@pytest.mark.parametrize("is_affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 2, 2)])
+def test_batch_norm_in_training_has_the_gradients_of_its_open_form(shape, is_affine):
+    x = normal_moments(*shape)
+    parts = [part.clone().requires_grad_() for part in x.pair()]
+    options = [torch.randn(3).double().requires_grad_() for _ in range(2)] if is_affine else []
+
+    def call(m, v, *options):
+        return F.batch_norm(Moments(m, v), None, None, *options, training=True).pair()
+
+    assert torch.autograd.gradcheck(call, [*parts, *options])
+    weights = [torch.randn(shape).double() for _ in range(2)]
+
+    def loss(*inputs):
+        return sum((w * part).sum() for w, part in zip(weights, call(*inputs), strict=True))
+
+    inputs = [*parts, *options]
+    own = torch.autograd.grad(loss(*inputs), inputs)
+    detached = [each.detach() for each in inputs]
+    open_form = torch.func.grad(loss, argnums=tuple(range(len(inputs))))(*detached)
+    torch.testing.assert_close(own, open_form)
+
+
 def test_tracked_statistics_are_those_of_samples():
     x = normal_moments(6, 2, 3, 3)
     layer = nn.BatchNorm2d(2, momentum=1.0).double()

@@ -222,7 +222,7 @@ def test_keyword_batches_and_records_train() -> None:
     assert history.last["accuracy"] > 0.8
 
 
-def test_fit_under_bfloat16_and_compile() -> None:
+def test_fit_under_bfloat16() -> None:
     model, history = run(precision="bf16-mixed", epochs=3, learning_rate=0.02)
     assert history.last["nll"] < history.rows[0]["nll"]
     assert model[0].weight_posterior.mean.dtype == torch.float32

@@ -97,7 +97,11 @@ def move_(
         else:
             parameter.data = values
         parameter.grad = None
-    posterior.index = as_stored(index, posterior.shape.numel())
+    stored = as_stored(index, posterior.shape.numel())
+    if stored.shape == posterior.index.shape and stored.dtype == posterior.index.dtype:
+        posterior.index.copy_(stored)  # captured CUDA graphs read it where it lies
+    else:
+        posterior.index = stored
 
 
 def _move_state(state: Any, parameter: nn.Parameter, place: Tensor, stays: Tensor) -> None:

@@ -6,6 +6,7 @@ from bayesify.moments import (
     arithmetic_rules,  # noqa: F401
     attention_rules,  # noqa: F401
     averaging_rules,  # noqa: F401
+    batch_norm,  # noqa: F401
     dropout_rules,  # noqa: F401
     linear_rules,  # noqa: F401
     norm_rules,  # noqa: F401

@@ -14,7 +14,7 @@ correlated, which later rules do not know.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -71,21 +71,53 @@ def _seen_by_unit(operation: Any, x: Any, weight: Moments, *args: Any, **kwargs:
     shared, second = cast(Tensor, weight.shared_variance), second_moment(x)
     if operation is F.linear:
         return second.sum(-1, keepdim=True) * shared.view(-1)
-    groups = _convolution_groups(*args, **kwargs)
+    geometry = _geometry(weight.ndim - 2, *args, **kwargs)
     num_sides = weight.ndim - 2
-    # One channel per group goes through the convolution's own geometry, with a kernel of ones.
-    channels = second.unflatten(-1 - num_sides, (groups, -1)).sum(-1 - num_sides)
-    ones = torch.ones(groups, 1, *weight.shape[2:], dtype=second.dtype, device=second.device)
-    sums = operation(channels, ones, None, *args, **kwargs)
-    per_group = shared.view(groups, -1, *[1] * num_sides)
+    channels = second.unflatten(-1 - num_sides, (geometry.groups, -1)).sum(-1 - num_sides)
+    sums = _window_sums(operation, channels, tuple(weight.shape[2:]), geometry)
+    per_group = shared.view(geometry.groups, -1, *[1] * num_sides)
     return (sums.unsqueeze(-1 - num_sides) * per_group).flatten(-2 - num_sides, -1 - num_sides)
 
 
-def _convolution_groups(
-    stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> int:
-    del stride, padding, dilation
-    return groups
+class _Geometry(NamedTuple):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def _geometry(
+    num_sides: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> _Geometry:
+    def sides(value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        given = (value,) if isinstance(value, int) else tuple(value)
+        return given * num_sides if len(given) == 1 else given
+
+    return _Geometry(sides(stride), sides(padding), sides(dilation), groups)
+
+
+_POOLS: dict[Any, Any] = {F.conv1d: F.avg_pool1d, F.conv2d: F.avg_pool2d, F.conv3d: F.avg_pool3d}
+
+
+def _window_sums(
+    operation: Any, channels: Tensor, kernel: tuple[int, ...], geometry: _Geometry
+) -> Tensor:
+    """Return the sums over what a kernel sees, one channel per group.
+
+    By average pooling where it can be: libraries have no fast convolution of one channel.
+    """
+    stride, padding, dilation, groups = geometry
+    can_pool = (
+        not isinstance(padding, str)
+        and all(each == 1 for each in dilation)
+        and all(2 * pad <= size for pad, size in zip(padding, kernel, strict=True))
+    )
+    if can_pool:
+        return _POOLS[operation](channels, kernel, stride, padding) * math.prod(kernel)
+    ones = torch.ones(groups, 1, *kernel, dtype=channels.dtype, device=channels.device)
+    return operation(channels, ones, None, stride, padding, dilation, groups)
 
 
 def _channel_dim(mean: Tensor, weight: Tensor) -> int:

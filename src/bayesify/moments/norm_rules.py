@@ -1,9 +1,8 @@
-"""Normalisation: batch, layer, group, instance and root-mean-square norm.
+"""Normalisation: layer, group, instance and root-mean-square norm; `batch_norm` has a file.
 
-Batch norm with fixed statistics is exact. The others divide by a statistic of the uncertain
-input itself: their variance is the full first-order one, with the statistic replaced by its
-expectation, which counts the variance too. The first-order form for layers is the published one,
-gamma^2 v / (var(m) + eps).
+They divide by a statistic of the uncertain input itself: their variance is the full first-order
+one, with the statistic replaced by its expectation, which counts the variance too. The
+first-order form for layers is the published one, gamma^2 v / (var(m) + eps).
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.moments import (
-    Moments,
-    as_moments,
-    mean_of,
-    precise,
-    precise_dtype,
-    rule,
-    variance_of,
+from bayesify.moments.batch_norm import (
+    affine,
+    batch_norm,
+    is_plain,
+    on_channel,
+    statistics,
+    track_,
 )
+from bayesify.moments.moments import Moments, as_moments, mean_of, precise, rule
 from bayesify.moments.rule_table import current_rules
 
 
@@ -71,20 +70,6 @@ def scale_by_root_mean_square(x: Moments, eps: float) -> Moments:
     return Moments(h, ((own + shared) / power).clamp_min(0.0))
 
 
-def affine(x: Moments, weight: Any, bias: Any, dtype: torch.dtype) -> Moments:
-    """Return weight * x + bias, either of which may be uncertain, with a mean of this type."""
-    result: Any = x
-    if weight is not None:
-        result = torch.mul(result, weight)
-    if bias is not None:
-        result = torch.add(result, bias)
-    return Moments(result.expected.to(dtype), result.variance_or_none)
-
-
-def _is_plain(*values: Any) -> bool:
-    return all(variance_of(value) is None for value in values)
-
-
 @rule(F.layer_norm)
 def _layer_norm(
     input: Any,
@@ -93,7 +78,7 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Moments:
-    if _is_plain(input, weight, bias):
+    if is_plain(input, weight, bias):
         options = (mean_of(weight), mean_of(bias), eps)
         return Moments(F.layer_norm(mean_of(input), normalized_shape, *options))
     x = as_moments(input)
@@ -105,7 +90,7 @@ def _layer_norm(
 def _rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Moments:
-    if _is_plain(input, weight):
+    if is_plain(input, weight):
         return Moments(F.rms_norm(mean_of(input), normalized_shape, mean_of(weight), eps))
     x = as_moments(input)
     flat = x.flatten(x.ndim - len(normalized_shape))
@@ -132,13 +117,13 @@ def _normalize(
 def _group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Moments:
-    if _is_plain(input, weight, bias):
+    if is_plain(input, weight, bias):
         plain = (num_groups, mean_of(weight), mean_of(bias), eps)
         return Moments(F.group_norm(mean_of(input), *plain))
     x = as_moments(input)
     grouped = x.reshape(x.shape[0], num_groups, -1)
     normal = standardise(grouped, eps).view(x.shape)
-    return affine(normal, _on_channel(weight, x), _on_channel(bias, x), x.dtype)
+    return affine(normal, on_channel(weight, x), on_channel(bias, x), x.dtype)
 
 
 @rule(F.instance_norm)
@@ -152,75 +137,15 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
-    if _is_plain(input, weight, bias):
+    if is_plain(input, weight, bias):
         options = (mean_of(weight), mean_of(bias), use_input_stats, momentum, eps)
         return Moments(F.instance_norm(mean_of(input), running_mean, running_var, *options))
     x = as_moments(input)
     if not use_input_stats:
-        return _batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     if running_mean is not None and running_var is not None:
-        pooled = x.transpose(0, 1).flatten(2) if x.ndim > 2 else x
-        _track(running_mean, running_var, pooled, momentum)
+        # Statistics of every image, averaged over images.
+        over = tuple(range(2, x.ndim))
+        track_(running_mean, running_var, statistics(x, over), x.shape[2:].numel(), momentum)
     normal = standardise(x.flatten(2), eps).view(x.shape)
-    return affine(normal, _on_channel(weight, x), _on_channel(bias, x), x.dtype)
-
-
-@rule(F.batch_norm)
-def _batch_norm(
-    input: Any,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Moments:
-    if _is_plain(input, weight, bias):
-        options = (mean_of(weight), mean_of(bias), training, momentum, eps)
-        return Moments(F.batch_norm(mean_of(input), running_mean, running_var, *options))
-    x = as_moments(input)
-    m, v = x.expected.to(precise_dtype(x.dtype)), x.variance_or_none
-    if training:
-        rows = x.transpose(0, 1).flatten(1).unsqueeze(1)
-        centre, power = _statistics(rows)
-        if running_mean is not None and running_var is not None:
-            _track(running_mean, running_var, rows, momentum)
-    else:
-        assert running_mean is not None
-        assert running_var is not None
-        centre, power = running_mean, running_var
-    inverse = (power.to(m.dtype) + eps).rsqrt()
-    scale = _on_channel(inverse, x)
-    normal = (m - _on_channel(centre.to(m.dtype), x)) * scale
-    normal = Moments(normal, None if v is None else v * scale.square())
-    return affine(normal, _on_channel(weight, x), _on_channel(bias, x), x.dtype)
-
-
-def _statistics(rows: Moments) -> tuple[Tensor, Tensor]:
-    """Return each channel's mean, and its expected biased variance, of rows (C, groups, n)."""
-    m = rows.expected.to(precise_dtype(rows.dtype))
-    if m.shape[-1] < 2:
-        raise ValueError(
-            f"batch norm in training needs more than one value per channel, got {m.shape[-1]}"
-        )
-    power = m.var(-1, correction=0)
-    if rows.variance_or_none is not None:
-        power = power + rows.variance_or_none.mean(-1)
-    return m.mean(-1).mean(-1), power.mean(-1)
-
-
-def _track(running_mean: Tensor, running_var: Tensor, rows: Moments, momentum: float) -> None:
-    """Move running statistics, which hold the unbiased variance, towards those of rows."""
-    with torch.no_grad():
-        m = rows.expected.to(running_var.dtype)
-        power = m.var(-1)
-        if rows.variance_or_none is not None:
-            power = power + rows.variance_or_none.mean(-1).to(power.dtype)
-        running_mean.lerp_(m.mean(-1).mean(-1), momentum)
-        running_var.lerp_(power.mean(-1), momentum)
-
-
-def _on_channel(values: Any, x: Moments) -> Any:
-    """Return one value per channel in a shape that broadcasts with x, of shape (B, C, ...)."""
-    return None if values is None else values.view(1, -1, *[1] * (x.ndim - 2))
+    return affine(normal, on_channel(weight, x), on_channel(bias, x), x.dtype)

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
-from bayesify.moments.gaussian_functions import cumulative, density, standard_deviation
+from bayesify.moments.gaussian_functions import LEAST_VARIANCE, cumulative, density
+from bayesify.moments.own_derivatives import takes_own_derivatives
 
 
 def rectified_moments(m: Tensor, v: Tensor, slope: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
     """Return mean and variance of a leaky ReLU of a normal value, exactly; slope 0 is ReLU."""
     is_relu = isinstance(slope, float) and slope == 0.0
-    if is_relu and _takes_own_derivatives(m, v):
+    if is_relu and takes_own_derivatives(m, v):
         return _Rectified.apply(m, v)
     part = _parts(m, v)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
-    above, excess = torch.where(part.is_right, m, 0.0), v / part.s * part.g
+    above, excess = torch.where(part.is_right, m, 0.0), v * part.per_s * part.g
     if is_relu:
         return above + excess, v * ratio
     rest = 1.0 - slope
@@ -56,9 +56,9 @@ class _Rectified(torch.autograd.Function):
         m, v = ctx.saved_tensors
         part = _parts(m, v)
         scaled = torch.where(part.is_right, part.x, 0.0) + part.g
-        along_m = of_mean * part.share + of_variance * (2.0 * v / part.s * scaled * part.rest)
+        along_m = of_mean * part.share + of_variance * (2.0 * v * part.per_s * scaled * part.rest)
         slope = part.share - scaled * part.bell
-        return along_m, of_mean * (0.5 * part.bell / part.s) + of_variance * slope
+        return along_m, of_mean * (0.5 * part.bell * part.per_s) + of_variance * slope
 
 
 def maximum_moments(
@@ -69,12 +69,12 @@ def maximum_moments(
     Reference: Clark (1961), eq. 2 and 3.
     """
     m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
-    if _takes_own_derivatives(m1, v1, m2, v2):
+    if takes_own_derivatives(m1, v1, m2, v2):
         return _Maximum.apply(m1, v1, m2, v2)
     total = v1 + v2
     part = _parts(m1 - m2, total)
     # total / s is s, and 0 where both are certain.
-    mean = torch.where(part.is_right, m1, m2) + total / part.s * part.g
+    mean = torch.where(part.is_right, m1, m2) + total * part.per_s * part.g
     # The last factors first: far apart x is huge and g is 0.
     variance = v1 * part.share + v2 * part.rest - total * ((part.x + part.g) * part.g)
     return mean, variance.clamp_min(0.0)
@@ -108,8 +108,9 @@ class _Maximum(torch.autograd.Function):
         both = part.x + part.g
         down1 = -torch.where(part.is_right, part.g, both)
         down2 = -torch.where(part.is_right, both, part.g)
-        bell, share1, share2 = part.bell / part.s, v1 / part.s.square(), v2 / part.s.square()
-        to_mean = total / part.s
+        bell, per_variance = part.bell * part.per_s, part.per_s.square()
+        share1, share2 = v1 * per_variance, v2 * per_variance
+        to_mean = total * part.per_s
         along_m1 = of_mean * part.share + of_variance * (
             2.0 * (to_mean * down1 * part.share + v1 * bell)
         )
@@ -122,17 +123,9 @@ class _Maximum(torch.autograd.Function):
         return along_m1, along_v1, along_m2, along_both + of_variance * part.rest
 
 
-def _takes_own_derivatives(*inputs: Tensor) -> bool:
-    """Whether moments of these are best given by a Function that knows its derivatives.
-
-    Forward-mode derivatives take the open form: the compiler takes no Function that has its own.
-    """
-    is_backward = torch.compiler.is_compiling() or peek_interpreter_stack() is None
-    return is_backward and torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-
-
 class _Parts(NamedTuple):
-    s: Tensor
+    per_s: Tensor
+    """1 / s, which takes no division and no root of its own."""
     is_right: Tensor
     x: Tensor
     """|t|"""
@@ -147,8 +140,8 @@ class _Parts(NamedTuple):
 
 
 def _parts(m: Tensor, v: Tensor) -> _Parts:
-    s = standard_deviation(v)
-    t = m / s
+    per_s = v.clamp_min(LEAST_VARIANCE).rsqrt()
+    t = m * per_s
     # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
     # which are those of the whole. `abs` would give a slope of 0.
     is_right = t > 0
@@ -157,4 +150,4 @@ def _parts(m: Tensor, v: Tensor) -> _Parts:
     # One tail gives both sides, each with all its digits.
     other = 1.0 - tail
     share, rest = torch.where(is_right, other, tail), torch.where(is_right, tail, other)
-    return _Parts(s, is_right, x, bell, share, rest, (bell - x * tail).clamp_min(0.0))
+    return _Parts(per_s, is_right, x, bell, share, rest, (bell - x * tail).clamp_min(0.0))

@@ -19,6 +19,7 @@ from bayesify.conversion.method import Update
 from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.checks import check_fit
+from bayesify.training.compiling import begin_pass, compiled
 from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
@@ -107,7 +108,7 @@ class _Run:
         self.likelihood = self._make_likelihood(train_loader)
         if settings.channels_last:
             hold_channels_last_(model)
-        target = _compiled(model, self.fabric.device) if settings.compile else model
+        target = compiled(model, settings.compile, self.fabric.device)
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
         made = make_optimizers(model, self.likelihood, settings)
@@ -169,6 +170,8 @@ class _Run:
         divergence = None
         for index, batch in enumerate(self._batches(now), position.batch):
             group = self._group_size(index)
+            if index % self.settings.accumulate == 0:
+                begin_pass(self.settings.compile, self.fabric.device)
             is_update = index % self.settings.accumulate == group - 1
             found = self._batch(batch, sums, group, is_update=is_update)
             divergence = divergence if found is None else found
@@ -325,6 +328,7 @@ class _Run:
         try:
             with self.method.sampling(self.model, self.method.default_way()):
                 for batch in self.val_loader:
+                    begin_pass(self.settings.compile, self.fabric.device)
                     inputs, targets = self._on_device(batch)
                     if targets is None:
                         raise TypeError("the validation loader must yield targets")
@@ -377,12 +381,6 @@ class _Run:
         for parameter in likelihood.parameters():
             parameter.data = self.fabric.broadcast(parameter.data)
         return likelihood
-
-
-def _compiled(model: nn.Module, device: torch.device) -> Any:
-    # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
-    options: Any = {"fallback_random": True} if device.type == "cpu" else None
-    return torch.compile(model, options=options)
 
 
 def _seed_everything(seed: int) -> None:

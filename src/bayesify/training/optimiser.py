@@ -97,12 +97,12 @@ def _named(
 def _speed(
     kind: type[Optimizer], parameters: list[nn.Parameter], settings: FitSettings
 ) -> dict[str, Any]:
-    """Return the options that make Adam one call on a CPU, where torch makes ten per tensor.
+    """Return the options that make a step one call, where torch makes several, on CPUs per tensor.
 
-    Not with a scaled loss: such an Adam takes the scale out itself, too late to clip gradients.
+    Not with a scaled loss: such a step takes the scale out itself, too late to clip gradients.
     """
-    is_adam = kind in (torch.optim.Adam, torch.optim.AdamW)
+    has_one = kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
     is_plain = all(type(p) is nn.Parameter and p.is_floating_point() for p in parameters)
-    is_on_cpu = all(p.device.type == "cpu" for p in parameters)
+    is_there = all(p.device.type in ("cpu", "cuda") for p in parameters)
     is_scaled = settings.precision in ("16", "16-mixed")
-    return {"fused": True} if is_adam and is_plain and is_on_cpu and not is_scaled else {}
+    return {"fused": True} if has_one and is_plain and is_there and not is_scaled else {}

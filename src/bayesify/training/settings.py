@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data.distributed import DistributedSampler
 
 from bayesify.registry import unknown
+from bayesify.training.compiling import check_compile
 from bayesify.training.likelihood import Likelihood
 from bayesify.training.schedule import ScheduleChoice
 
@@ -62,7 +63,10 @@ class FitSettings:
         tensorboard: Whether to write TensorBoard events to `run_dir`.
         seed: Seed of every random number generator at the start; None leaves them as they are.
         progress: Whether to show a progress bar; None shows one in a terminal.
-        compile: Whether to compile the model with torch.compile.
+        compile: Whether to compile the model with torch.compile, or the mode to compile it in:
+            "reduce-overhead" also captures its passes in CUDA graphs, for networks and batches so
+            small that a GPU waits for the next kernel. What passes return is then written over by
+            the next step.
         channels_last: Whether to hold images and convolution kernels channels last, which GPUs
             prefer. Draws then fall on other entries: the run is as good, but not the same.
         precision: Fabric precision, such as "32-true", "bf16-mixed", "16-mixed".
@@ -94,7 +98,7 @@ class FitSettings:
     tensorboard: bool = False
     seed: int | None = None
     progress: bool | None = None
-    compile: bool = False
+    compile: bool | str = False
     channels_last: bool = False
     precision: str = "32-true"
     accelerator: str = "auto"
@@ -118,6 +122,7 @@ class FitSettings:
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
         if self.best_by not in ("nll", "score"):
             raise ValueError(f"best_by must be 'nll' or 'score', got {self.best_by!r}")
+        check_compile(self.compile)
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {self.strategy!r}")
         if self.channels_last and self.strategy == "fsdp":
@@ -161,7 +166,7 @@ class FitOptions(TypedDict, total=False):
     tensorboard: bool
     seed: int | None
     progress: bool | None
-    compile: bool
+    compile: bool | str
     channels_last: bool
     precision: str
     accelerator: str

@@ -1,0 +1,17 @@
+"""When a rule gives its derivatives itself instead of leaving them to autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+
+
+def takes_own_derivatives(*inputs: Tensor | None) -> bool:
+    """Whether moments of these are best given by a Function that knows its derivatives.
+
+    Forward-mode derivatives take the open form: the compiler takes no Function that has its own.
+    """
+    is_backward = torch.compiler.is_compiling() or peek_interpreter_stack() is None
+    is_wanted = any(x is not None and x.requires_grad for x in inputs)
+    return is_backward and is_wanted and torch.is_grad_enabled()

@@ -1,0 +1,43 @@
+"""The compiled model of a run, and its passes captured in CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+def check_compile(choice: object) -> None:
+    """Raise a ValueError unless this is a choice of `compile`."""
+    if not isinstance(choice, bool) and choice not in MODES:
+        raise ValueError(
+            f"compile must be True, False or a mode of torch.compile, {', '.join(MODES)}; "
+            f"got {choice!r}"
+        )
+
+
+def compiled(model: nn.Module, choice: bool | str, device: torch.device) -> Any:
+    """Return the model as it is to be called: compiled in this mode, or itself."""
+    if choice is False:
+        return model
+    mode = "default" if choice is True else choice
+    if device.type != "cpu":
+        return torch.compile(model, mode=mode)
+    from torch._inductor import list_mode_options
+
+    # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
+    return torch.compile(model, options={**list_mode_options(mode), "fallback_random": True})
+
+
+def begin_pass(choice: bool | str, device: torch.device) -> None:
+    """Say that nothing is needed any more of what captured passes have returned so far.
+
+    Once said, the memory of a graph is used again only where it is said: passes between two of
+    these, as those of several draws, keep their outputs and their gradients.
+    """
+    if choice in _WITH_GRAPHS and device.type == "cuda":
+        torch.compiler.cudagraph_mark_step_begin()
