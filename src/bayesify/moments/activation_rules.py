@@ -7,6 +7,7 @@ follows from the ReLU as clamp(x, a, b) = a + relu(x - a) - relu(x - b).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,7 +153,9 @@ _TANH_GELU = Elementwise(tanh_gelu, _tanh_gelu_slope)
 _CLAMP = Elementwise(torch.clamp, _clamp_slope, clamp_moments)
 _SQUARE = Elementwise(torch.square, lambda x: 2.0 * x, square_moments)
 
-Elementwise(torch.relu, _step, rectified_moments).register(F.relu, torch.relu, Tensor.relu)
+Elementwise(
+    torch.relu, _step, rectified_moments, coarse=partial(rectified_moments, is_coarse=True)
+).register(F.relu, torch.relu, Tensor.relu)
 Elementwise(F.leaky_relu, _leaky_slope, rectified_moments, (("negative_slope", 0.01),)).register(
     F.leaky_relu
 )

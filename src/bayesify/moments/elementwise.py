@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import hermite_moments
@@ -28,12 +29,14 @@ class Elementwise:
         slope: Its derivative, slope(x, *parameters).
         moments: Exact moments, moments(m, v, *parameters); None takes 16-node quadrature.
         parameters: Names and defaults of what the torch function takes after its input.
+        coarse: The same as `moments`, with the digits that values in half precision have.
     """
 
     value: Function
     slope: Function
     moments: Callable[..., tuple[Tensor, Tensor]] | None = None
     parameters: Sequence[tuple[str, Any]] = ()
+    coarse: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def register(self, *functions: Any) -> None:
         """File the rule under the torch functions that are this one."""
@@ -61,8 +64,10 @@ class Elementwise:
         m, v = precise(x)
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
-        if self.moments is None:
+        is_half = mean.dtype in (torch.bfloat16, torch.float16)
+        moments = self.coarse if is_half and self.coarse is not None else self.moments
+        if moments is None:
             first, second = hermite_moments(lambda z: self.value(z, *parameters), m, v)
         else:
-            first, second = self.moments(m, v, *parameters)
+            first, second = moments(m, v, *parameters)
         return Moments(first.to(mean.dtype), second)

@@ -42,7 +42,8 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
     if _is_shared_by_unit(operation, weight):
         variance = _seen_by_unit(operation, x, weight, *args, **kwargs)
         rest = product_variance(product, x, mean_of(weight))
-        variance = variance if rest is None else variance + rest
+        # Of one type, so that their gradient is one tensor of that type and no larger one.
+        variance = variance if rest is None else variance.to(rest.dtype) + rest
     else:
         variance = product_variance(product, x, weight)
     added = variance_of(bias)
