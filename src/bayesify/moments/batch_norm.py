@@ -65,8 +65,7 @@ def batch_norm(
         centre, power = running_mean, running_var
     inverse = (power.to(m.dtype) + eps).rsqrt()
     if is_own:
-        mean, variance = _Normalised.apply(m, v, weight, bias, centre, inverse)
-        return Moments(mean.to(x.dtype), variance)
+        return Moments(*_Normalised.apply(x.expected, v, weight, bias, centre, inverse))
     scale = on_channel(inverse, x)
     normal = (m - on_channel(centre.to(m.dtype), x)) * scale
     normal = Moments(normal, None if v is None else v * scale.square())
@@ -100,7 +99,8 @@ class _Normalised(torch.autograd.Function):
         ctx.has_bias = bias is not None
         slope = on_channel(inverse if weight is None else inverse * weight, m)
         mean = (m - on_channel(centre, m)) * slope
-        return mean if bias is None else mean + on_channel(bias, m), v * slope.square()
+        mean = mean if bias is None else mean + on_channel(bias, m)
+        return mean.to(m.dtype), (v * slope.square()).to(v.dtype)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -110,7 +110,7 @@ class _Normalised(torch.autograd.Function):
         over = (0, *range(2, m.ndim))
         per_entry = inverse.numel() / m.numel()
         x = (m - on_channel(centre, m)) * on_channel(inverse, m)
-        sum_1 = of_mean.sum(over)
+        sum_1 = of_mean.sum(over, dtype=inverse.dtype)
         sum_2 = (of_mean * x).sum(over)
         sum_3 = (of_variance * v).sum(over)
         factor = inverse.new_ones(()) if weight is None else weight
@@ -123,6 +123,8 @@ class _Normalised(torch.autograd.Function):
         along_weight = None
         if weight is not None:
             along_weight = sum_2 + 2.0 * factor * inverse.square() * sum_3
+        # Of the type they came in: compiled code would write them in float32, twice as much.
+        along_m, along_v = along_m.to(m.dtype), along_v.to(v.dtype)
         return along_m, along_v, along_weight, sum_1 if ctx.has_bias else None, None, None
 
 

@@ -29,7 +29,7 @@ class Elementwise:
         slope: Its derivative, slope(x, *parameters).
         moments: Exact moments, moments(m, v, *parameters); None takes 16-node quadrature.
         parameters: Names and defaults of what the torch function takes after its input.
-        coarse: The same as `moments`, with the digits that values in half precision have.
+        coarse: The same as `moments` for values in half precision, which it is given as they are.
     """
 
     value: Function
@@ -65,9 +65,10 @@ class Elementwise:
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
         is_half = mean.dtype in (torch.bfloat16, torch.float16)
-        moments = self.coarse if is_half and self.coarse is not None else self.moments
-        if moments is None:
+        if self.coarse is not None and is_half:
+            first, second = self.coarse(mean, x.variance, *parameters)
+        elif self.moments is None:
             first, second = hermite_moments(lambda z: self.value(z, *parameters), m, v)
         else:
-            first, second = moments(m, v, *parameters)
+            first, second = self.moments(m, v, *parameters)
         return Moments(first.to(mean.dtype), second)

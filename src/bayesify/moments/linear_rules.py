@@ -6,9 +6,9 @@ For independent entries of x and W all these are exact:
     variance  (m^2 + v) S + v W^2 + s_b,   S the variance of W, s_b that of b
 
 Two products, never three; the first is left out when the weight is certain, the second when the
-input is. With one variance s for all weights of an output unit the first is s times a sum over
-what the unit sees, which costs next to nothing. Outputs that share an input or a weight are
-correlated, which later rules do not know.
+input is. With one variance s for all weights of an output unit it is one product, v (W^2 + s), and
+s times the sum of m^2 over what the unit sees, which costs next to nothing. Outputs that share an
+input or a weight are correlated, which later rules do not know.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from bayesify.moments.moments import Moments, mean_of, rule, variance_of
 from bayesify.moments.products import (
     Product,
     full_precision,
+    product_dtype,
+    product_precision,
     product_variance,
     second_moment,
 )
@@ -40,10 +42,15 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
         return operation(left, right, None, *args, **kwargs)
 
     if _is_shared_by_unit(operation, weight):
-        variance = _seen_by_unit(operation, x, weight, *args, **kwargs)
-        rest = product_variance(product, x, mean_of(weight))
-        # Of one type, so that their gradient is one tensor of that type and no larger one.
-        variance = variance if rest is None else variance.to(rest.dtype) + rest
+        variance = _seen_by_unit(operation, mean_of(x), weight, *args, **kwargs)
+        of_input = variance_of(x)
+        if of_input is not None:
+            factor = mean_of(weight).to(variance.dtype).square() + weight.shared_variance
+            with product_precision(mean_of(weight)):
+                dtype = product_dtype(mean_of(x), mean_of(weight))
+                rest = product(of_input.to(dtype), factor.to(dtype))
+            # Of one type, so that their gradient is one tensor of that type and no larger one.
+            variance = variance.to(rest.dtype) + rest
     else:
         variance = product_variance(product, x, weight)
     added = variance_of(bias)
@@ -67,9 +74,11 @@ def _is_shared_by_unit(operation: Any, weight: Any) -> bool:
     )
 
 
-def _seen_by_unit(operation: Any, x: Any, weight: Moments, *args: Any, **kwargs: Any) -> Tensor:
-    """Return s times the sum of m^2 + v over the inputs of each output."""
-    shared, second = cast(Tensor, weight.shared_variance), second_moment(x)
+def _seen_by_unit(
+    operation: Any, mean: Tensor, weight: Moments, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Return s times the sum of m^2 over the inputs of each output."""
+    shared, second = cast(Tensor, weight.shared_variance), second_moment(mean)
     if operation is F.linear:
         return second.sum(-1, keepdim=True) * shared.view(-1)
     geometry = _geometry(weight.ndim - 2, *args, **kwargs)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.moments.gaussian_functions import LEAST_VARIANCE, cumulative, density
+from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import takes_own_derivatives
 
 
@@ -27,11 +28,20 @@ def rectified_moments(
     is_relu = isinstance(slope, float) and slope == 0.0
     if is_relu and takes_own_derivatives(m, v):
         return _Rectified.apply(m, v, is_coarse)
+    types = m.dtype, v.dtype
+    m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
+    mean, variance = _rectified(m, v, slope, is_coarse=is_coarse)
+    return mean.to(types[0]), variance.to(types[1])
+
+
+def _rectified(
+    m: Tensor, v: Tensor, slope: float | Tensor, *, is_coarse: bool
+) -> tuple[Tensor, Tensor]:
     part = _parts(m, v, is_coarse=is_coarse)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
     above, excess = torch.where(part.is_right, m, 0.0), v * part.per_s * part.g
-    if is_relu:
+    if isinstance(slope, float) and slope == 0.0:
         return above + excess, v * ratio
     rest = 1.0 - slope
     ratio = slope**2 + 2.0 * slope * rest * part.share + rest**2 * ratio
@@ -59,13 +69,15 @@ class _Rectified(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, of_mean: Tensor, of_variance: Tensor
     ) -> tuple[Tensor, Tensor, None]:
-        m, v = ctx.saved_tensors
+        types = [each.dtype for each in ctx.saved_tensors]
+        m, v = (each.to(precise_dtype(types[0])) for each in ctx.saved_tensors)
         part = _parts(m, v, is_coarse=ctx.is_coarse)
         scaled = torch.where(part.is_right, part.x, 0.0) + part.g
         along_m = of_mean * part.share + of_variance * (2.0 * v * part.per_s * scaled * part.rest)
         slope = part.share - scaled * part.bell
         along_v = of_mean * (0.5 * part.bell * part.per_s) + of_variance * slope
-        return along_m, along_v, None
+        # Of the type they came in: compiled code would write them in float32, twice as much.
+        return along_m.to(types[0]), along_v.to(types[1]), None
 
 
 def maximum_moments(
