@@ -6,7 +6,9 @@ from torch import nn
 
 from bayesify.conversion import convert, kl
 from bayesify.conversion.posterior import posteriors
-from bayesify.distributions import softplus
+from bayesify.distributions import Normal, NormalPrior, softplus
+from bayesify.distributions.normal import normal_from_normal
+from bayesify.distributions.shared_scales import kl_of_shared_scales
 from bayesify.methods import MeanField, VariationalDropout
 
 
@@ -73,6 +75,32 @@ def test_sites_joined_in_any_layout_give_the_sum_over_sites(scale, layout, monke
         together = torch.autograd.grad(total, parts, retain_graph=True)
         for left, right in zip(together, torch.autograd.grad(site.kl(), parts), strict=True):
             torch.testing.assert_close(left, right)
+
+
+def test_shared_scales_have_the_kl_of_scales_written_out():
+    prior = NormalPrior(mean=0.2, std=0.3)
+    shapes = [(4, 3, 3, 3), (2, 7), (3, 0)]
+    means = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    rhos = [torch.randn(len(mean)).double().requires_grad_() for mean in means]
+
+    def together(*parameters):
+        return kl_of_shared_scales(parameters[:3], parameters[3:], prior)
+
+    wide = [
+        rho.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean)
+        for rho, mean in zip(rhos, means, strict=True)
+    ]
+    apart = sum(
+        normal_from_normal(Normal(), {"mean": mean, "rho": rho}, prior)
+        for mean, rho in zip(means, wide, strict=True)
+    )
+    torch.testing.assert_close(together(*means, *rhos), apart)
+    assert torch.autograd.gradcheck(together, (*means, *rhos))
+    assert torch.autograd.gradgradcheck(together, (*means, *rhos))
+    detached = [each.detach() for each in (*means, *rhos)]
+    slopes = torch.func.grad(together, argnums=tuple(range(6)))(*detached)
+    own = torch.autograd.grad(together(*means, *rhos), [*means, *rhos])
+    torch.testing.assert_close(slopes, own)
 
 
 def test_weights_stay_with_their_scales_in_any_layout():

@@ -148,6 +148,28 @@ def test_batch_norm_in_training_has_the_gradients_of_its_open_form(shape, is_aff
     torch.testing.assert_close(own, open_form)
 
 
+def test_batch_norm_of_half_precision_keeps_its_types_and_their_digits():
+    x = normal_moments(8, 3, 4, 4, dtype=torch.float32)
+    half = [part.bfloat16().requires_grad_() for part in x.pair()]
+    precise = [part.detach().double().requires_grad_() for part in half]
+    weight, bias = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.0, 1.0, -1.0])
+    found, wanted = (
+        F.batch_norm(
+            Moments(*parts), None, None, weight.to(kind), bias.to(kind), training=True
+        ).pair()
+        for parts, kind in ((half, torch.float32), (precise, torch.float64))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), other, rtol=0.01, atol=0.01)
+    ways = [torch.randn(8, 3, 4, 4) for _ in range(2)]
+    slopes = torch.autograd.grad(found, half, [way.bfloat16() for way in ways])
+    own = torch.autograd.grad(wanted, precise, [way.bfloat16().double() for way in ways])
+    for one, other in zip(slopes, own, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), other, rtol=0.01, atol=0.01)
+
+
 def test_tracked_statistics_are_those_of_samples():
     x = normal_moments(6, 2, 3, 3)
     layer = nn.BatchNorm2d(2, momentum=1.0).double()

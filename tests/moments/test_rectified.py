@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from bayesify.moments import Moments
 from bayesify.moments.gaussian_functions import density
 from bayesify.moments.rectified import maximum_moments, rectified_moments
 
@@ -36,6 +37,42 @@ def test_closed_derivatives_of_the_relu_are_those_of_its_moments(dtype):
             ).all()
 
 
+@pytest.mark.parametrize("variance", [1e-6, 1.0, 100.0])
+def test_coarse_moments_are_those_of_the_relu_to_the_digits_of_half_precision(variance):
+    ratio = torch.linspace(-12, 12, 4801, dtype=torch.float64)
+    v = torch.full_like(ratio, variance).requires_grad_()
+    m = (ratio * variance**0.5).requires_grad_()
+    exact, coarse = rectified_moments(m, v), rectified_moments(m, v, is_coarse=True)
+    torch.testing.assert_close(coarse[0], exact[0], rtol=2e-4, atol=0.0)
+    # Far in the lower tail it is a small difference of two larger numbers.
+    torch.testing.assert_close(coarse[1], exact[1], rtol=6e-3, atol=0.0)
+    torch.testing.assert_close(coarse[1][2000:], exact[1][2000:], rtol=3e-4, atol=0.0)
+    for index in (0, 1):
+        found, wanted = (
+            torch.autograd.grad(each[index].sum(), (m, v), retain_graph=True)
+            for each in (coarse, exact)
+        )
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=0.0)
+
+
+def test_the_relu_of_half_precision_keeps_its_types_and_their_digits():
+    m, v = torch.randn(2000) * 3, torch.rand(2000) * 4 + 0.1
+    for mean, variance in ((m.bfloat16(), v.bfloat16()), (m.half(), v)):
+        leaves = mean.requires_grad_(), variance.requires_grad_()
+        found = torch.relu(Moments(*leaves)).pair()
+        assert [each.dtype for each in found] == [each.dtype for each in leaves]
+        precise = [each.detach().double().requires_grad_() for each in leaves]
+        wanted = rectified_moments(*precise)
+        eps = torch.finfo(mean.dtype).eps
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=4 * eps, atol=1e-6)
+        slopes = torch.autograd.grad(sum(each.sum() for each in found), leaves)
+        assert [each.dtype for each in slopes] == [each.dtype for each in leaves]
+        own = torch.autograd.grad(sum(each.sum() for each in wanted), precise)
+        for one, other in zip(slopes, own, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=4 * eps, atol=1e-5)
+
+
 def test_the_larger_of_two_has_first_and_second_derivatives():
     torch.manual_seed(0)
     means = [torch.randn(9, dtype=torch.float64) * 2 for _ in range(2)]
@@ -62,7 +99,8 @@ def test_extremes_are_finite_and_so_are_their_derivatives(dtype, variance):
     values = [0.0, -0.0, 1e30, -1e30, 1e20, 3.0, -3.0, 1e-20, -40.0, 40.0, 1e5, -1e5]
     m = torch.tensor(values, dtype=dtype, requires_grad=True)
     v = torch.full_like(m, variance).detach().requires_grad_()
-    for mean, spread in (rectified_moments(m, v), maximum(m, v, m.flip(0), v.flip(0))):
+    coarse = rectified_moments(m, v, is_coarse=True)
+    for mean, spread in (rectified_moments(m, v), coarse, maximum(m, v, m.flip(0), v.flip(0))):
         assert mean.isfinite().all()
         assert spread.isfinite().all()
         assert (spread >= 0).all()

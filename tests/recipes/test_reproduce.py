@@ -140,3 +140,18 @@ def test_only_a_run_of_the_same_recipe_is_taken_up(tmp_path: Path) -> None:
     run_recipe(short, run)
     assert not full.can_go_on(cell)
     assert full.can_go_on(replace(cell, recipe=short))
+    compiled = replace(short, fit={**short.fit, "compile": "reduce-overhead"})
+    assert full.can_go_on(replace(cell, recipe=compiled))
+
+
+def test_a_run_of_another_recipe_is_not_written_over(tmp_path: Path) -> None:
+    study = read_study("vmlp/regression")
+    full = Reproduction(tmp_path / "results", tmp_path / "runs", cells=("frequentist-elbo",))
+    (cell,) = full.chosen(study)
+    run = full.run_folder(cell)
+    run_recipe(replace(cell.recipe, fit={**cell.recipe.fit, "epochs": 1}), run)
+    before = {path: path.read_bytes() for path in run.path.iterdir()}
+    with pytest.raises(FileExistsError, match=r"holds a run of another recipe.*--overwrite"):
+        reproduce(study, full, "x")
+    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
+    replace(full, overwrite=True).check_folder(cell)

@@ -36,7 +36,10 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints.")] = Path("runs"),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Run cells again that have a result.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Run cells again that have a result, or a run of another recipe."
+        ),
     ] = False,
     show: Annotated[bool, typer.Option("--list", help="Only list the cells.")] = False,
 ) -> None:

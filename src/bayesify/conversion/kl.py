@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.posterior import Posterior, posteriors
-from bayesify.distributions import Family, Prior, estimators
+from bayesify.distributions import Family, Normal, NormalPrior, Prior, estimators
+from bayesify.distributions.shared_scales import kl_of_shared_scales
 from bayesify.types import device_of
 
 
@@ -19,7 +22,11 @@ def kl(model: nn.Module) -> Tensor:
     sites = [site for site in posteriors(model) if site.num_random]
     if not sites:
         return torch.zeros((), device=device_of(model))
-    alike, terms = _grouped(sites)
+    shared, others = _with_shared_scales(sites)
+    alike, terms = _grouped(others)
+    for (prior, *_), members in shared.items():
+        means, rhos = zip(*members, strict=True)
+        terms.append(kl_of_shared_scales(means, rhos, prior))
     for (family, prior, estimator, num_samples, *_), members in alike.items():
         # One pass over all sites that share a family and a prior: a few kernels, not a few each.
         first = family.parameter_names[0]
@@ -34,6 +41,26 @@ def kl(model: nn.Module) -> Tensor:
     # A model spread over several devices has terms on each; one number needs one of them.
     device = next(sites[0].parameters()).device
     return torch.stack([term.to(device) for term in terms]).sum()
+
+
+Shared = dict[tuple[NormalPrior, torch.dtype, torch.device], list[tuple[Tensor, Tensor]]]
+
+
+def _with_shared_scales(sites: list[Posterior]) -> tuple[Shared, list[Posterior]]:
+    """Return means and scales of Normal sites whose entries share scales, and the other sites."""
+    found: Shared = {}
+    others: list[Posterior] = []
+    for site in sites:
+        parameters = site.random_parameters()
+        is_normal = type(site.family) is Normal and type(site.prior) is NormalPrior
+        is_sharded = any(hasattr(each, "full_tensor") for each in parameters.values())
+        if site.is_tied_scale and is_normal and site.estimator == "closed" and not is_sharded:
+            mean, rho = parameters["mean"], parameters["rho"]
+            key = (cast(NormalPrior, site.prior), mean.dtype, mean.device)
+            found.setdefault(key, []).append((mean, rho))
+        else:
+            others.append(site)
+    return found, others
 
 
 Group = tuple[Family, Prior, str, int, torch.dtype, torch.device]

@@ -69,8 +69,9 @@ class _Rectified(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, of_mean: Tensor, of_variance: Tensor
     ) -> tuple[Tensor, Tensor, None]:
-        types = [each.dtype for each in ctx.saved_tensors]
-        m, v = (each.to(precise_dtype(types[0])) for each in ctx.saved_tensors)
+        m, v = ctx.saved_tensors
+        types = m.dtype, v.dtype
+        m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
         part = _parts(m, v, is_coarse=ctx.is_coarse)
         scaled = torch.where(part.is_right, part.x, 0.0) + part.g
         along_m = of_mean * part.share + of_variance * (2.0 * v * part.per_s * scaled * part.rest)

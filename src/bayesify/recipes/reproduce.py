@@ -107,7 +107,22 @@ class Reproduction:
         )
         # The data decided the other options of the model when the run began.
         chosen = {key: now["model"][key] for key in cell.recipe.model}
-        return before == {**now, "model": {**before["model"], **chosen}}
+        now["model"] = {**before["model"], **chosen}
+        for tables in (before, now):
+            for name in ("fit", "warm_start"):
+                # How the passes are compiled is no part of what is learned by them.
+                tables.get(name, {}).pop("compile", None)
+        return before == now
+
+    def check_folder(self, cell: Cell) -> None:
+        """Raise a FileExistsError where the run of another recipe would be written over."""
+        run = self.run_folder(cell)
+        if self.is_quick or self.overwrite or not run.has_begun or self.can_go_on(cell):
+            return
+        raise FileExistsError(
+            f"{run.path} holds a run of another recipe, which this one cannot go on with: "
+            "--overwrite begins it again, another --runs folder leaves it alone"
+        )
 
 
 def reproduce(
@@ -120,6 +135,10 @@ def reproduce(
 
     A cell whose result is there is left alone; one that was interrupted goes on from its
     checkpoint. A plain network that several cells begin from is trained once.
+
+    Raises:
+        FileExistsError: A folder holds the run of another recipe, and `overwrite` was not asked
+            for.
 
     Args:
         study: What to run.
@@ -140,6 +159,7 @@ def reproduce(
         tell(cell, "begins")
         began, started = time.perf_counter(), datetime.now(UTC)
         run = how.run_folder(cell)
+        how.check_folder(cell)
         goes_on = how.can_go_on(cell)
         others = how.others(study, cell, done)
         options = {"resume": goes_on, "overwrite": not goes_on, "others": others}

@@ -1,0 +1,74 @@
+"""The KL of Normal tensors whose entries share scales, of many tensors at once.
+
+A mean enters by its square and a scale by a function of its own, times the number of entries that
+share it: so no scale is written out for each of its entries, and no mean is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+
+from bayesify.distributions.normal import NormalPrior
+from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.scale import log_softplus, softplus
+
+# What optimisers of torch itself step with; not among its exported names.
+_torch: Any = torch
+
+
+def kl_of_shared_scales(
+    means: Sequence[Tensor], rhos: Sequence[Tensor], prior: NormalPrior
+) -> Tensor:
+    """Return the sum over tensors of KL(N(mean, softplus(rho)²) ‖ prior).
+
+    Args:
+        means: The mean of every entry, one tensor each, all on one device and of one type.
+        rhos: As many tensors of scales, each of which the same number of entries share.
+        prior: The prior of all of them.
+    """
+    rho = torch.cat([at_least_float32(each).flatten() for each in rhos])
+    sizes = tuple((each.numel(), mean.numel()) for each, mean in zip(rhos, means, strict=True))
+    counts = _counts(sizes, rho.dtype, rho.device)
+    of_scale = 0.5 * ((softplus(rho) / prior.std).square() - 1.0) - log_softplus(rho)
+    of_scale = (counts * (of_scale + math.log(prior.std))).sum()
+    precise = [at_least_float32(each) for each in means]
+    if peek_interpreter_stack() is None:
+        of_mean = _SquaredDistance.apply(prior.mean, *precise)
+    else:
+        of_mean = torch.stack([(each - prior.mean).square().sum() for each in precise]).sum()
+    return of_scale + of_mean * (0.5 / prior.std**2)
+
+
+@lru_cache(maxsize=32)
+def _counts(sizes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return how many entries each scale has; kept, for it is the same in every step."""
+    counts = [torch.full((num,), whole / max(num, 1), dtype=dtype) for num, whole in sizes]
+    return torch.cat(counts).to(device)
+
+
+class _SquaredDistance(torch.autograd.Function):
+    """The sum of (w − centre)² over tensors: a kernel for all of them, one for their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, centre: float, *tensors: Tensor) -> Tensor:
+        ctx.centre = centre
+        ctx.save_for_backward(*tensors)
+        shifted = _torch._foreach_sub(tensors, centre) if centre else tensors
+        return torch.stack(_torch._foreach_norm(shifted)).square().sum()
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *(2.0 * gradient * (each - ctx.centre) for each in tensors)
+        shifted = _torch._foreach_sub(tensors, ctx.centre) if ctx.centre else tensors
+        return None, *_torch._foreach_mul(shifted, 2.0 * gradient)
