@@ -3,6 +3,8 @@
     python benchmarks/moments_gpu.py                          # some minutes, most of them compiling
     python benchmarks/moments_gpu.py --networks resnet_18     # one
     python benchmarks/moments_gpu.py --mode reduce-overhead   # passes captured in CUDA graphs
+    python benchmarks/moments_gpu.py --option realize_reads_threshold=8    # of torch's inductor
+    python benchmarks/moments_gpu.py --only plain,exact       # variants whose names end so
 
 A training step is forward, expected loss, KL, backward and fused SGD, compiled, in bfloat16
 autocast; an inference pass is what `predict` would run per batch, without reading off classes.
@@ -55,12 +57,22 @@ class Reading(nn.Module):
         return output.pair() if isinstance(output, bf.moments.Moments) else (output,)
 
 
-def names_of(networks: str) -> tuple[str, ...]:
-    return tuple(f"{network}: {method}" for network in networks.split(",") for method in METHODS)
+def names_of(networks: str, only: str) -> tuple[str, ...]:
+    wanted = tuple(only.split(",")) if only else ("",)
+    methods = [method for method in METHODS if method == "plain" or method.endswith(wanted)]
+    return tuple(f"{network}: {method}" for network in networks.split(",") for method in methods)
+
+
+def options_of(mode: str, given: list[str]) -> dict[str, Any]:
+    """Return what torch.compile is to do: what the mode stands for, and options of one's own."""
+    from torch._inductor import list_mode_options
+
+    pairs = (each.split("=", 1) for each in given)
+    return {**list_mode_options(mode), **{name: json.loads(value) for name, value in pairs}}
 
 
 def measured(
-    names: tuple[str, ...], name: str, folder: Path, mode: str, device: str = "cuda"
+    names: tuple[str, ...], name: str, folder: Path, options: dict[str, Any], device: str = "cuda"
 ) -> None:
     network, method = name.split(": ")
     batch, size = NETWORKS[network]
@@ -71,7 +83,7 @@ def measured(
     images = images.to(memory_format=torch.channels_last)
     targets = torch.randint(0, 10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
-    forward: Any = torch.compile(Reading(model), mode=mode)
+    forward: Any = torch.compile(Reading(model), options=options)
     by_moments = isinstance(METHODS[method], bf.MomentPropagation)
 
     def step() -> None:
@@ -131,8 +143,10 @@ def repeated(call: Callable[[], None], times: int) -> None:
         call()
 
 
-def rows(networks: str, mode: str) -> list[dict[str, Any]]:
-    found = rows_of(__file__, names_of(networks), "--networks", networks, "--mode", mode)
+def rows(networks: str, only: str, mode: str, given: list[str]) -> list[dict[str, Any]]:
+    passed = [part for each in given for part in ("--option", each)]
+    passed += ["--networks", networks, "--only", only, "--mode", mode]
+    found = rows_of(__file__, names_of(networks, only), *passed)
     plain = {row["what"].split(": ")[0]: row for row in found if row["what"].endswith("plain")}
     for row in found:
         own = plain[row["what"].split(": ")[0]]
@@ -149,17 +163,22 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path("results/vdp/cost_gpu.json"))
     parser.add_argument("--mode", default="default", help="of torch.compile")
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of inductor")
+    parser.add_argument("--only", default="", help="ends of the names of variants beside plain")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.one is not None:
-        measured(names_of(wanted.networks), wanted.variant, wanted.one, wanted.mode)
+        names = names_of(wanted.networks, wanted.only)
+        options = options_of(wanted.mode, wanted.option)
+        measured(names, wanted.variant, wanted.one, options)
         return
     report = {
         "provenance": provenance(__file__),
         "networks": NETWORKS,
         "mode": wanted.mode,
-        "rows": rows(wanted.networks, wanted.mode),
+        "options": wanted.option,
+        "rows": rows(wanted.networks, wanted.only, wanted.mode, wanted.option),
     }
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")

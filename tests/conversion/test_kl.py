@@ -103,6 +103,17 @@ def test_shared_scales_have_the_kl_of_scales_written_out():
     torch.testing.assert_close(slopes, own)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_shared_scales_are_learned_after_a_look_without_gradients_and_in_compiled_code():
+    model = convert(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7)), MeanField(scale="out"))
+    with torch.inference_mode():
+        before = kl(model).clone()
+    kl(model).backward()
+    assert all((site.rho.grad != 0).all() for site in posteriors(model))
+    compiled = torch.compile(lambda: kl(model), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(), before)
+
+
 def test_weights_stay_with_their_scales_in_any_layout():
     # Of a log-uniform prior the KL is that of mean / std; of a Normal one the two come apart.
     torch.manual_seed(0)

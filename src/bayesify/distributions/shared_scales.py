@@ -19,6 +19,9 @@ from bayesify.distributions.normal import NormalPrior
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.scale import log_softplus, softplus
 
+Sizes = tuple[tuple[int, int], ...]
+"""Of every tensor: the number of its scales, and of its entries."""
+
 # What optimisers of torch itself step with; not among its exported names.
 _torch: Any = torch
 
@@ -35,7 +38,8 @@ def kl_of_shared_scales(
     """
     rho = torch.cat([at_least_float32(each).flatten() for each in rhos])
     sizes = tuple((each.numel(), mean.numel()) for each, mean in zip(rhos, means, strict=True))
-    counts = _counts(sizes, rho.dtype, rho.device)
+    found = _counts if torch.compiler.is_compiling() else _kept_counts
+    counts = found(sizes, rho.dtype, rho.device)
     of_scale = 0.5 * ((softplus(rho) / prior.std).square() - 1.0) - log_softplus(rho)
     of_scale = (counts * (of_scale + math.log(prior.std))).sum()
     precise = [at_least_float32(each) for each in means]
@@ -46,11 +50,18 @@ def kl_of_shared_scales(
     return of_scale + of_mean * (0.5 / prior.std**2)
 
 
-@lru_cache(maxsize=32)
-def _counts(sizes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return how many entries each scale has; kept, for it is the same in every step."""
+def _counts(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return how many entries each scale has."""
     counts = [torch.full((num,), whole / max(num, 1), dtype=dtype) for num, whole in sizes]
     return torch.cat(counts).to(device)
+
+
+@lru_cache(maxsize=32)
+def _kept_counts(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the same, kept: a copy to the device in every step would wait for it."""
+    # What is made without a graph in mind could not be part of one later.
+    with torch.inference_mode(False):
+        return _counts(sizes, dtype, device)
 
 
 class _SquaredDistance(torch.autograd.Function):

@@ -61,13 +61,13 @@ class Elementwise:
         mean, v = x.expected, x.variance_or_none
         if v is None:
             return Moments(self.value(mean, *parameters))
+        is_half = mean.dtype in (torch.bfloat16, torch.float16)
+        if self.coarse is not None and is_half and current_rules() != "taylor":
+            return Moments(*self.coarse(mean, v, *parameters))
         m, v = precise(x)
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
-        is_half = mean.dtype in (torch.bfloat16, torch.float16)
-        if self.coarse is not None and is_half:
-            first, second = self.coarse(mean, x.variance, *parameters)
-        elif self.moments is None:
+        if self.moments is None:
             first, second = hermite_moments(lambda z: self.value(z, *parameters), m, v)
         else:
             first, second = self.moments(m, v, *parameters)
