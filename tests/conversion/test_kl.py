@@ -3,6 +3,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bayesify.conversion import convert, kl
 from bayesify.conversion.posterior import posteriors
@@ -101,6 +102,26 @@ def test_shared_scales_have_the_kl_of_scales_written_out():
     slopes = torch.func.grad(together, argnums=tuple(range(6)))(*detached)
     own = torch.autograd.grad(together(*means, *rhos), [*means, *rhos])
     torch.testing.assert_close(slopes, own)
+
+
+def test_shared_scales_of_a_large_layer_keep_their_digits():
+    mean = torch.randn(4096, 1024) * 0.05
+    rho = torch.full((4096,), -3.5)
+    prior = NormalPrior(std=0.05)
+    found = kl_of_shared_scales([mean], [rho], prior).double()
+    exact = kl_of_shared_scales([mean.double()], [rho.double()], prior)
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)
+
+
+def test_a_trace_leaves_no_counts_behind():
+    mean, rho, prior = torch.randn(11, 3), torch.randn(11), NormalPrior()
+    with FakeTensorMode() as fake:
+        kl_of_shared_scales([fake.from_tensor(mean)], [fake.from_tensor(rho)], prior)
+    torch.func.grad(lambda r: kl_of_shared_scales([mean], [r], prior))(rho)
+    with torch.device("meta"):
+        found = kl_of_shared_scales([mean], [rho], prior)
+    wide = {"mean": mean, "rho": rho[:, None].expand(11, 3)}
+    torch.testing.assert_close(found, normal_from_normal(Normal(), wide, prior))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 from bayesify.moments import Moments, moment_rules
 from moments.sampling import assert_like_sampling, normal_moments
@@ -136,6 +137,7 @@ def test_batch_norm_in_training_has_the_gradients_of_its_open_form(shape, is_aff
         return F.batch_norm(Moments(m, v), None, None, *options, training=True).pair()
 
     assert torch.autograd.gradcheck(call, [*parts, *options])
+    assert torch.autograd.gradgradcheck(call, [*parts, *options])
     weights = [torch.randn(shape).double() for _ in range(2)]
 
     def loss(*inputs):
@@ -194,6 +196,34 @@ def test_instance_norm_tracks_the_statistics_torch_tracks():
 def test_batch_norm_in_training_refuses_one_value():
     with pytest.raises(ValueError, match="more than one value"):
         nn.BatchNorm1d(3)(Moments(torch.ones(1, 3), 1.0))
+    one = Moments(torch.ones(2, 3, 1, 1), 1.0)
+    with pytest.raises(ValueError, match="more than one value"):
+        F.instance_norm(one, torch.zeros(3), torch.ones(3), use_input_stats=True)
+
+
+def test_certain_moments_scale_a_batch_norm_as_tensors_do():
+    x = normal_moments(6, 3)
+    parts = [part.clone().requires_grad_() for part in x.pair()]
+    weight, bias = torch.randn(2, 3).double()
+    whole = F.batch_norm(Moments(*parts), None, None, Moments(weight), Moments(bias), training=True)
+    plain = F.batch_norm(Moments(*parts), None, None, weight, bias, training=True)
+    torch.testing.assert_close(whole.pair(), plain.pair())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+def test_batch_norm_has_forward_mode_derivatives():
+    x = normal_moments(6, 3)
+    parts = [part.clone().requires_grad_() for part in x.pair()]
+    ways = [torch.randn_like(part) for part in parts]
+
+    def call(m, v):
+        return F.batch_norm(Moments(m, v), None, None, training=True).pair()
+
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(*pair) for pair in zip(parts, ways, strict=True)]
+        found = [forward_ad.unpack_dual(each).tangent for each in call(*duals)]
+    detached = tuple(part.detach() for part in parts)
+    torch.testing.assert_close(tuple(found), torch.func.jvp(call, detached, tuple(ways))[1])
 
 
 def test_affine_moments_are_carried():

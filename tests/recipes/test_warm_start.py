@@ -48,6 +48,9 @@ def test_resume_takes_up_the_trained_network(tmp_path: Path) -> None:
     assert run.warm_start.model.stat().st_mtime_ns == written
     state = first.model.state_dict()
     assert all(torch.equal(state[key], value) for key, value in again.model.state_dict().items())
+    compiled = TABLES["warm_start"] | {"compile": "reduce-overhead"}
+    run_recipe(make_recipe(TABLES | {"warm_start": compiled}), run, resume=True)
+    assert run.warm_start.model.stat().st_mtime_ns == written
     changed = make_recipe(TABLES | {"warm_start": {"epochs": 3, "progress": False}})
     with pytest.raises(ValueError, match="another warm_start"):
         run_recipe(changed, run, resume=True)

@@ -222,6 +222,25 @@ def test_keyword_batches_and_records_train() -> None:
     assert history.last["accuracy"] > 0.8
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_layer_may_be_used_for_the_first_time_late(optimizer: str) -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.late, self.calls = nn.Linear(5, 2), nn.Linear(5, 2), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.first(x) + (self.late(x) if self.calls > 2 else 0.0)
+
+    torch.manual_seed(0)
+    plain = Late()
+    before = plain.late.weight.detach().clone()
+    model = bf.convert(plain, bf.MeanField())
+    bf.fit(model, DataLoader(data(), 32), epochs=2, optimizer=optimizer, progress=False)
+    assert not torch.equal(model.late.weight_posterior.mean, before)
+
+
 def test_fit_under_bfloat16() -> None:
     model, history = run(precision="bf16-mixed", epochs=3, learning_rate=0.02)
     assert history.last["nll"] < history.rows[0]["nll"]

@@ -38,8 +38,7 @@ def kl_of_shared_scales(
     """
     rho = torch.cat([at_least_float32(each).flatten() for each in rhos])
     sizes = tuple((each.numel(), mean.numel()) for each, mean in zip(rhos, means, strict=True))
-    found = _counts if torch.compiler.is_compiling() else _kept_counts
-    counts = found(sizes, rho.dtype, rho.device)
+    counts = (_kept_counts if _is_plain(rho) else _counts)(sizes, rho.dtype, rho.device)
     of_scale = 0.5 * ((softplus(rho) / prior.std).square() - 1.0) - log_softplus(rho)
     of_scale = (counts * (of_scale + math.log(prior.std))).sum()
     precise = [at_least_float32(each) for each in means]
@@ -50,9 +49,21 @@ def kl_of_shared_scales(
     return of_scale + of_mean * (0.5 / prior.std**2)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is what it seems: those of a trace or a transform are not to be kept."""
+    return (
+        type(tensor) is Tensor
+        and not torch.compiler.is_compiling()
+        and peek_interpreter_stack() is None
+        and _torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
 def _counts(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return how many entries each scale has."""
-    counts = [torch.full((num,), whole / max(num, 1), dtype=dtype) for num, whole in sizes]
+    counts = [
+        torch.full((num,), whole / max(num, 1), dtype=dtype, device="cpu") for num, whole in sizes
+    ]
     return torch.cat(counts).to(device)
 
 
@@ -71,6 +82,9 @@ class _SquaredDistance(torch.autograd.Function):
     def forward(ctx: Any, centre: float, *tensors: Tensor) -> Tensor:
         ctx.centre = centre
         ctx.save_for_backward(*tensors)
+        if tensors[0].device.type == "cpu":
+            # There the sum inside a norm goes entry by entry, and loses digits.
+            return torch.stack([(each - centre).square_().sum() for each in tensors]).sum()
         shifted = _torch._foreach_sub(tensors, centre) if centre else tensors
         return torch.stack(_torch._foreach_norm(shifted)).square().sum()
 

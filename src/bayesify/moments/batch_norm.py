@@ -46,14 +46,11 @@ def batch_norm(
     x = as_moments(input)
     m, v = x.expected.to(precise_dtype(x.dtype)), x.variance_or_none
     is_own = training and v is not None and is_plain(weight, bias)
-    is_own = is_own and takes_own_derivatives(m, v, weight, bias)
+    is_own = is_own and takes_own_derivatives(m, v, mean_of(weight), mean_of(bias))
     if training:
         over = (0, *range(2, x.ndim))
         count = x.shape[0] * math.prod(x.shape[2:])
-        if count < 2:
-            raise ValueError(
-                f"batch norm in training needs more than one value per channel, got {count}"
-            )
+        check_count("batch norm in training", count)
         found = statistics(x.detach() if is_own else x, over)
         if running_mean is not None and running_var is not None:
             track_(running_mean, running_var, found, count, momentum)
@@ -65,7 +62,8 @@ def batch_norm(
         centre, power = running_mean, running_var
     inverse = (power.to(m.dtype) + eps).rsqrt()
     if is_own:
-        return Moments(*_Normalised.apply(x.expected, v, weight, bias, centre, inverse))
+        scaling = mean_of(weight), mean_of(bias)
+        return Moments(*_Normalised.apply(x.expected, v, *scaling, centre, inverse, eps))
     scale = on_channel(inverse, x)
     normal = (m - on_channel(centre.to(m.dtype), x)) * scale
     normal = Moments(normal, None if v is None else v * scale.square())
@@ -94,9 +92,10 @@ class _Normalised(torch.autograd.Function):
         bias: Tensor | None,
         centre: Tensor,
         inverse: Tensor,
+        eps: float,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, v, weight, centre, inverse)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.eps = bias is not None, eps
         slope = on_channel(inverse if weight is None else inverse * weight, m)
         mean = (m - on_channel(centre, m)) * slope
         mean = mean if bias is None else mean + on_channel(bias, m)
@@ -108,11 +107,16 @@ class _Normalised(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         m, v, weight, centre, inverse = ctx.saved_tensors
         over = (0, *range(2, m.ndim))
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # A second derivative goes through the statistics, which forward found without a graph.
+            centre, spread, uncertainty = statistics(Moments(m, v), over)
+            assert uncertainty is not None
+            inverse = (spread + uncertainty + ctx.eps).rsqrt()
         per_entry = inverse.numel() / m.numel()
         x = (m - on_channel(centre, m)) * on_channel(inverse, m)
         sum_1 = of_mean.sum(over, dtype=inverse.dtype)
         sum_2 = (of_mean * x).sum(over)
-        sum_3 = (of_variance * v).sum(over)
+        sum_3 = (of_variance * v.to(inverse.dtype)).sum(over)
         factor = inverse.new_ones(()) if weight is None else weight
         slope = inverse * factor
         total = factor * sum_2 + 2.0 * slope.square() * sum_3
@@ -125,7 +129,14 @@ class _Normalised(torch.autograd.Function):
             along_weight = sum_2 + 2.0 * factor * inverse.square() * sum_3
         # Of the type they came in: compiled code would write them in float32, twice as much.
         along_m, along_v = along_m.to(m.dtype), along_v.to(v.dtype)
-        return along_m, along_v, along_weight, sum_1 if ctx.has_bias else None, None, None
+        along_bias = sum_1 if ctx.has_bias else None
+        return along_m, along_v, along_weight, along_bias, None, None, None
+
+
+def check_count(what: str, count: int) -> None:
+    """Raise a ValueError where there is no variance to be found."""
+    if count < 2:
+        raise ValueError(f"{what} needs more than one value per channel, got {count}")
 
 
 def statistics(x: Moments, over: tuple[int, ...]) -> Statistics:

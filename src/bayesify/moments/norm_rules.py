@@ -17,6 +17,7 @@ from torch import Tensor
 from bayesify.moments.batch_norm import (
     affine,
     batch_norm,
+    check_count,
     is_plain,
     on_channel,
     statistics,
@@ -146,6 +147,7 @@ def _instance_norm(
     if running_mean is not None and running_var is not None:
         # Statistics of every image, averaged over images.
         over = tuple(range(2, x.ndim))
+        check_count("instance norm with running statistics", x.shape[2:].numel())
         track_(running_mean, running_var, statistics(x, over), x.shape[2:].numel(), momentum)
     normal = standardise(x.flatten(2), eps).view(x.shape)
     return affine(normal, on_channel(weight, x), on_channel(bias, x), x.dtype)

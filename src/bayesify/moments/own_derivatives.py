@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 
 def takes_own_derivatives(*inputs: Tensor | None) -> bool:
@@ -12,6 +13,8 @@ def takes_own_derivatives(*inputs: Tensor | None) -> bool:
 
     Forward-mode derivatives take the open form: the compiler takes no Function that has its own.
     """
-    is_backward = torch.compiler.is_compiling() or peek_interpreter_stack() is None
+    is_backward = torch.compiler.is_compiling() or (
+        peek_interpreter_stack() is None and forward_ad._current_level < 0
+    )
     is_wanted = any(x is not None and x.requires_grad for x in inputs)
     return is_backward and is_wanted and torch.is_grad_enabled()

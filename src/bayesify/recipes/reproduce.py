@@ -151,6 +151,9 @@ def reproduce(
     paths: list[Path] = []
     done: list[Cell] = []
     for cell in how.chosen(study):
+        if not how.has_result(cell):
+            how.check_folder(cell)  # of all of them, before hours of work on the first
+    for cell in how.chosen(study):
         path = how.result_path(cell)
         paths.append(path)
         if how.has_result(cell):
@@ -159,7 +162,6 @@ def reproduce(
         tell(cell, "begins")
         began, started = time.perf_counter(), datetime.now(UTC)
         run = how.run_folder(cell)
-        how.check_folder(cell)
         goes_on = how.can_go_on(cell)
         others = how.others(study, cell, done)
         options = {"resume": goes_on, "overwrite": not goes_on, "others": others}

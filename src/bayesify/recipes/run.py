@@ -213,5 +213,6 @@ def _check_same_run(recipe: Recipe, run: RunFolder) -> None:
 
 def _choices(recipe: Mapping[str, Any], table: str) -> Any:
     found = recipe.get(table)
-    # Where the examples lie is no part of what is learned from them.
-    return {**found, "device": None} if table == "data" and isinstance(found, Mapping) else found
+    # Where the examples lie, and how passes are compiled, is no part of what is learned.
+    aside = {"data": "device", "warm_start": "compile"}.get(table)
+    return {**found, aside: None} if aside is not None and isinstance(found, Mapping) else found

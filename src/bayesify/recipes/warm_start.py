@@ -28,7 +28,7 @@ from bayesify.training import fit
 from bayesify.training.settings import FitSettings
 
 # What belongs to one run makes no difference to the network.
-_ANY_RUN: dict[str, Any] = {"run_dir": ".", "progress": None}
+_ANY_RUN: dict[str, Any] = {"run_dir": ".", "progress": None, "compile": False}
 
 
 def warm_started(

@@ -97,11 +97,12 @@ def _named(
 def _speed(
     kind: type[Optimizer], parameters: list[nn.Parameter], settings: FitSettings
 ) -> dict[str, Any]:
-    """Return the options that make a step one call, where torch makes several, on CPUs per tensor.
+    """Return the options that make a step of Adam one call, where torch makes ten, or ten a tensor.
 
-    Not with a scaled loss: such a step takes the scale out itself, too late to clip gradients.
+    Not of SGD, which would refuse a parameter whose first gradient comes late. Nor with a scaled
+    loss: such a step takes the scale out itself, too late to clip gradients.
     """
-    has_one = kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    has_one = kind in (torch.optim.Adam, torch.optim.AdamW)
     is_plain = all(type(p) is nn.Parameter and p.is_floating_point() for p in parameters)
     is_there = all(p.device.type in ("cpu", "cuda") for p in parameters)
     is_scaled = settings.precision in ("16", "16-mixed")

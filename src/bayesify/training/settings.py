@@ -66,7 +66,8 @@ class FitSettings:
         compile: Whether to compile the model with torch.compile, or the mode to compile it in:
             "reduce-overhead" also captures its passes in CUDA graphs, for networks and batches so
             small that a GPU waits for the next kernel. What passes return is then written over by
-            the next step.
+            the next step; other code of the same process that captures graphs has to mark its
+            own steps from then on (`torch.compiler.cudagraph_mark_step_begin`).
         channels_last: Whether to hold images and convolution kernels channels last, which GPUs
             prefer. Draws then fall on other entries: the run is as good, but not the same.
         precision: Fabric precision, such as "32-true", "bf16-mixed", "16-mixed".
