@@ -263,7 +263,7 @@ def test_one_step_through_moments_moves_every_parameter():
     model, images = bf.convert(tiny(), bf.MomentPropagation()), some_images(8)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     batches = DataLoader(TensorDataset(images, torch.arange(8) % 4), 8)
-    bf.fit(model, batches, epochs=1, likelihood="classification", progress=False)
+    bf.fit(model, batches, epochs=1, likelihood="classification", progress=False, accelerator="cpu")
     for name, parameter in model.named_parameters():
         assert parameter.isfinite().all(), name
         assert not torch.equal(parameter, before[name]), name
@@ -275,7 +275,7 @@ def test_training_through_moments_lowers_the_loss():
     loader = DataLoader(TensorDataset(images, targets), 16)
     options = {"likelihood": "classification", "progress": False, "learning_rate": 3e-3}
     before = bf.predict(model, images, by="moments", likelihood="classification").probs
-    bf.fit(model, loader, epochs=25, num_data=10_000, **options)
+    bf.fit(model, loader, epochs=25, num_data=10_000, accelerator="cpu", **options)
     after = bf.predict(model, images, by="moments", likelihood="classification").probs
     assert F.nll_loss(after.log(), targets) < 0.5 * F.nll_loss(before.log(), targets)
 
