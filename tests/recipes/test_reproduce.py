@@ -12,7 +12,7 @@ from bayesify.data import imdb, loader
 from bayesify.recipes.measure_pruning import PruningOptions, error_by_samples
 from bayesify.recipes.reproduce import Reproduction, reproduce
 from bayesify.recipes.run import run_recipe
-from bayesify.recipes.study import read_study, study_names
+from bayesify.recipes.study import Study, read_study, study_names
 from bayesify.report import write_report
 
 REVIEWS = ("a good film with good people", "a bad film with bad people", "so so", "not good")
@@ -37,14 +37,25 @@ def how(folder: Path, **options: object) -> Reproduction:
     return Reproduction(folder / "results", folder / "runs", is_quick=True, **options)
 
 
+def each_choice_once(study: Study) -> tuple[str, ...]:
+    """Return cells that have every choice of every axis among them, if not every combination."""
+    seen: set[tuple[str, str]] = set()
+    chosen = []
+    for cell in study.cells():
+        if not seen.issuperset(cell.labels.items()) or not cell.labels:
+            chosen.append(cell.name)
+            seen |= set(cell.labels.items())
+    return tuple(chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_every_published_study_runs_in_its_quick_form_and_is_reported(
     name: str, reviews: Path
 ) -> None:
     study = read_study(name)
-    paths = reproduce(study, how(reviews), "bayesify reproduce")
-    assert len(paths) == len(study.cells())
+    paths = reproduce(study, how(reviews, cells=each_choice_once(study)), "bayesify reproduce")
+    assert paths
     report = write_report(reviews / "results", reviews / "report.html")
     assert report.num_cells == report.num_quick == len(paths)
     for path in paths:
