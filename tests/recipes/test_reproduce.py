@@ -54,8 +54,9 @@ def test_every_published_study_runs_in_its_quick_form_and_is_reported(
     name: str, reviews: Path
 ) -> None:
     study = read_study(name)
-    paths = reproduce(study, how(reviews, cells=each_choice_once(study)), "bayesify reproduce")
-    assert paths
+    cells = each_choice_once(study)
+    paths = reproduce(study, how(reviews, cells=cells), "bayesify reproduce")
+    assert len(paths) == len(cells) > 0
     report = write_report(reviews / "results", reviews / "report.html")
     assert report.num_cells == report.num_quick == len(paths)
     for path in paths:

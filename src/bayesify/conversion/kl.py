@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ def kl(model: nn.Module) -> Tensor:
     sites = [site for site in posteriors(model) if site.num_random]
     if not sites:
         return torch.zeros((), device=device_of(model))
-    shared, others = _with_shared_scales(sites)
-    alike, terms = _grouped(others)
+    alike, shared, terms = _grouped(sites)
     for (prior, *_), members in shared.items():
         means, rhos = zip(*members, strict=True)
         terms.append(kl_of_shared_scales(means, rhos, prior))
@@ -43,66 +42,47 @@ def kl(model: nn.Module) -> Tensor:
     return torch.stack([term.to(device) for term in terms]).sum()
 
 
-Shared = dict[tuple[NormalPrior, torch.dtype, torch.device], list[tuple[Tensor, Tensor]]]
-
-
-def _with_shared_scales(sites: list[Posterior]) -> tuple[Shared, list[Posterior]]:
-    """Return means and scales of Normal sites whose entries share scales, and the other sites."""
-    found: Shared = {}
-    others: list[Posterior] = []
-    for site in sites:
-        parameters = site.random_parameters()
-        is_normal = type(site.family) is Normal and type(site.prior) is NormalPrior
-        is_sharded = any(hasattr(each, "full_tensor") for each in parameters.values())
-        if site.is_tied_scale and is_normal and site.estimator == "closed" and not is_sharded:
-            mean, rho = parameters["mean"], parameters["rho"]
-            key = (cast(NormalPrior, site.prior), mean.dtype, mean.device)
-            found.setdefault(key, []).append((mean, rho))
-        else:
-            others.append(site)
-    return found, others
-
-
 Group = tuple[Family, Prior, str, int, torch.dtype, torch.device]
+Shared = tuple[NormalPrior, torch.dtype, torch.device]
 
 
-def _grouped(sites: list[Posterior]) -> tuple[dict[Group, list[dict[str, Tensor]]], list[Tensor]]:
-    """Return the parameters of sites that can be taken together, and the KL of the others."""
-    alike: dict[Group, list[dict[str, Tensor]]] = {}
-    alone: list[Tensor] = []
+class _Groups(NamedTuple):
+    alike: dict[Group, list[dict[str, Tensor]]]
+    """Parameters of sites that can be laid end to end."""
+    shared: dict[Shared, list[tuple[Tensor, Tensor]]]
+    """Means and scales of Normal sites whose entries share scales."""
+    alone: list[Tensor]
+    """The KL of each other site."""
+
+
+def _grouped(sites: list[Posterior]) -> _Groups:
+    """Return what of the sites can be taken together, and how."""
+    groups = _Groups({}, {}, [])
     for site in sites:
         parameters = site.random_parameters()
         first = parameters[site.family.parameter_names[0]]
-        is_sharded = hasattr(first, "full_tensor")
-        is_tied_alone = site.is_tied_scale and not _joins_tied(first.device)
-        if is_sharded or is_tied_alone or not site.prior.is_elementwise:
-            alone.append(whole(site.kl()))
-        else:
+        is_normal = type(site.family) is Normal and site.estimator == "closed"
+        if hasattr(first, "full_tensor") or not site.prior.is_elementwise:
+            groups.alone.append(whole(site.kl()))
+        elif not site.is_tied_scale:
             how = (site.estimator, site.num_samples)
             key = (site.family, site.prior, *how, first.dtype, first.device)
-            alike.setdefault(key, []).append(parameters)
-    return alike, alone
-
-
-def _joins_tied(device: torch.device) -> bool:
-    """Whether a scale that weights share is better repeated for each of them than taken apart.
-
-    On a CPU every entry costs; elsewhere the calls that a tensor of its own would take cost more.
-    """
-    return device.type != "cpu"
+            groups.alike.setdefault(key, []).append(parameters)
+        elif is_normal and isinstance(site.prior, NormalPrior):
+            pair = parameters["mean"], parameters["rho"]
+            groups.shared.setdefault((site.prior, first.dtype, first.device), []).append(pair)
+        else:
+            groups.alone.append(site.kl())
+    return groups
 
 
 def _end_to_end(parameters: dict[str, Tensor], first: Tensor) -> dict[str, Tensor]:
     """Return the parameters of a site as vectors, their entries in the order of the memory.
 
-    So a weight in channels last, and its gradient, are not copied to be joined with others. Shared
-    scales are repeated.
+    So a weight in channels last, and its gradient, are not copied to be joined with others.
     """
     order = sorted(range(first.ndim), key=first.stride, reverse=True)
-    return {
-        name: tensor.expand(first.shape).permute(order).flatten()
-        for name, tensor in parameters.items()
-    }
+    return {name: tensor.permute(order).flatten() for name, tensor in parameters.items()}
 
 
 def whole(term: Tensor) -> Tensor:

@@ -136,15 +136,15 @@ def reproduce(
     A cell whose result is there is left alone; one that was interrupted goes on from its
     checkpoint. A plain network that several cells begin from is trained once.
 
-    Raises:
-        FileExistsError: A folder holds the run of another recipe, and `overwrite` was not asked
-            for.
-
     Args:
         study: What to run.
         how: Which cells, and where to.
         command: What was typed, for the record.
         on_cell: Called with each cell and "there", "begins" or "done".
+
+    Raises:
+        FileExistsError: A folder holds the run of another recipe, and `overwrite` was not asked
+            for.
     """
     measure = measures[study.kind]
     tell = on_cell or (lambda *_: None)
