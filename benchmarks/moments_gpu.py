@@ -31,6 +31,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import moment_rules
+from bayesify.training.compiling import compile_options
 
 NETWORKS: dict[str, tuple[int, int]] = {"resnet_18": (512, 32), "vit_small": (128, 224)}
 METHODS: dict[str, bf.Method] = {
@@ -63,18 +64,17 @@ def names_of(networks: str, only: str) -> tuple[str, ...]:
     return tuple(f"{network}: {method}" for network in networks.split(",") for method in methods)
 
 
-def options_of(mode: str, given: list[str]) -> dict[str, Any]:
-    """Return what torch.compile is to do: what the mode stands for, and options of one's own."""
-    from torch._inductor import list_mode_options
-
+def options_of(method: bf.Method, mode: str, given: list[str]) -> dict[str, Any]:
+    """Return what torch.compile is to do: as `fit` would have it, and options of one's own."""
     pairs = (each.split("=", 1) for each in given)
-    return {**list_mode_options(mode), **{name: json.loads(value) for name, value in pairs}}
+    usual = compile_options(mode, torch.device("cuda"), method.gpu_compile_options)
+    return {**usual, **{name: json.loads(value) for name, value in pairs}}
 
 
-def measured(
-    names: tuple[str, ...], name: str, folder: Path, options: dict[str, Any], device: str = "cuda"
-) -> None:
+def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.Namespace) -> None:
+    device = "cuda"
     network, method = name.split(": ")
+    options = options_of(METHODS[method], wanted.mode, wanted.option)
     batch, size = NETWORKS[network]
     torch.manual_seed(0)
     plain = bf.build_model(network, num_classes=10).to(memory_format=torch.channels_last)
@@ -170,8 +170,7 @@ def main() -> None:
     wanted = parser.parse_args()
     if wanted.one is not None:
         names = names_of(wanted.networks, wanted.only)
-        options = options_of(wanted.mode, wanted.option)
-        measured(names, wanted.variant, wanted.one, options)
+        measured(names, wanted.variant, wanted.one, wanted)
         return
     report = {
         "provenance": provenance(__file__),

@@ -247,6 +247,15 @@ def test_variance_per_unit_gives_what_it_gives_written_out(
     torch.testing.assert_close(short.expected, written_out.expected)
 
 
+def test_variance_per_unit_has_the_layout_of_the_mean():
+    x, weight = normal_moments(2, 4, 5, 5), normal_moments(6, 4, 3, 3)
+    x = Moments(*(part.to(memory_format=torch.channels_last) for part in x.pair()))
+    shared = weight.variance.mean(dim=(1, 2, 3), keepdim=True)
+    result = F.conv2d(x, Moments(weight.expected, shared), padding=1)
+    assert result.expected.is_contiguous(memory_format=torch.channels_last)
+    assert result.variance.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_gradients_are_right():
     inputs = [
         part.clone().requires_grad_()

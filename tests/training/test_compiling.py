@@ -5,7 +5,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import bayesify as bf
-from bayesify.training.compiling import MODES, compiled
+from bayesify.conversion.method import methods
+from bayesify.training.compiling import MODES, compile_options, compiled
 from training.small_problem import data, network
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -25,6 +26,22 @@ def test_torch_knows_every_mode():
         assert callable(compiled(network(), mode, torch.device("cpu")))
     model = network()
     assert compiled(model, False, torch.device("cpu")) is model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("name", list(methods))
+def test_torch_knows_the_options_of_every_method(name):
+    wanted = dict(methods[name].gpu_compile_options)
+    # An option that torch does not know, or of another type, is an error of torch.compile.
+    torch.compile(network(), options=compile_options("default", torch.device("cuda"), wanted))
+    assert wanted.items() <= compile_options(True, torch.device("cuda"), wanted).items()
+    assert "triton.cudagraphs" in compile_options("reduce-overhead", torch.device("cuda"), wanted)
+    assert not wanted.keys() & compile_options(True, torch.device("cpu"), wanted).keys()
+
+
+def test_a_model_by_moments_is_compiled_with_its_own_options():
+    assert bf.MomentPropagation.gpu_compile_options
+    assert not bf.MeanField.gpu_compile_options
 
 
 @needs_cuda

@@ -51,6 +51,8 @@ class Method(ABC):
     """Whether FSDP can hold a part of each parameter on each process."""
     pruning_ratio: ClassVar[float] = 0.83
     """The |mean| / std up to which `compress` takes weights for noise (Graves, 2011)."""
+    gpu_compile_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of torch.compile that suit its passes on a GPU, beside those of the mode."""
 
     @abstractmethod
     def plan(self, model: nn.Module) -> Plan:

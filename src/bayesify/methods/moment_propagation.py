@@ -54,6 +54,14 @@ class MomentPropagation(Variational):
         "moments": Variational.ways["moments"],
         **{way: words for way, words in Variational.ways.items() if way != "moments"},
     }
+    # A gradient here is a sum of long terms of many tensors. The compiler, left to itself, writes
+    # the terms to memory, in float32, where one kernel could write their sum, and what a norm
+    # gives, which is cheaper to find again. Both cost more than twice the traffic of the norms.
+    gpu_compile_options: ClassVar[Mapping[str, Any]] = {
+        "realize_reads_threshold": 8,
+        "realize_opcount_threshold": 500,
+        "realize_acc_reads_threshold": 24,
+    }
     how: ClassVar[Literal["sample", "local"]] = "sample"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     prior_std: float = 1.0

@@ -49,8 +49,9 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
             with product_precision(mean_of(weight)):
                 dtype = product_dtype(mean_of(x), mean_of(weight))
                 rest = product(of_input.to(dtype), factor.to(dtype))
-            # Of one type, so that their gradient is one tensor of that type and no larger one.
-            variance = variance.to(rest.dtype) + rest
+            # Of one type, so that their gradient is one tensor of that type and no larger one. The
+            # product goes first: it has the layout of the mean, and the sum takes it over.
+            variance = rest + variance.to(rest.dtype)
     else:
         variance = product_variance(product, x, weight)
     added = variance_of(bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,17 +21,34 @@ def check_compile(choice: object) -> None:
         )
 
 
-def compiled(model: nn.Module, choice: bool | str, device: torch.device) -> Any:
-    """Return the model as it is to be called: compiled in this mode, or itself."""
+def compiled(
+    model: nn.Module,
+    choice: bool | str,
+    device: torch.device,
+    on_gpu: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the model as it is to be called: compiled in this mode, or itself.
+
+    Args:
+        model: The model.
+        choice: True, False or a mode.
+        device: Where it will run.
+        on_gpu: Options for a GPU, beside those the mode stands for.
+    """
     if choice is False:
         return model
-    mode = "default" if choice is True else choice
-    if device.type != "cpu":
-        return torch.compile(model, mode=mode)
+    return torch.compile(model, options=compile_options(choice, device, on_gpu))
+
+
+def compile_options(
+    choice: bool | str, device: torch.device, on_gpu: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a mode stands for on a device, and the rest that is to be set there."""
     from torch._inductor import list_mode_options
 
     # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
-    return torch.compile(model, options={**list_mode_options(mode), "fallback_random": True})
+    more = {"fallback_random": True} if device.type == "cpu" else dict(on_gpu or {})
+    return {**list_mode_options("default" if choice is True else str(choice)), **more}
 
 
 def begin_pass(choice: bool | str, device: torch.device) -> None:

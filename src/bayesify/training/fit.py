@@ -108,7 +108,9 @@ class _Run:
         self.likelihood = self._make_likelihood(train_loader)
         if settings.channels_last:
             hold_channels_last_(model)
-        target = compiled(model, settings.compile, self.fabric.device)
+        target = compiled(
+            model, settings.compile, self.fabric.device, self.method.gpu_compile_options
+        )
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
         made = make_optimizers(model, self.likelihood, settings)
