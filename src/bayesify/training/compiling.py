@@ -46,9 +46,21 @@ def compile_options(
     """Return what a mode stands for on a device, and the rest that is to be set there."""
     from torch._inductor import list_mode_options
 
-    # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
-    more = {"fallback_random": True} if device.type == "cpu" else dict(on_gpu or {})
-    return {**list_mode_options("default" if choice is True else str(choice)), **more}
+    usual = list_mode_options("default" if choice is True else str(choice))
+    if device.type == "cpu":
+        # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
+        return {**usual, "fallback_random": True}
+    return {**usual, **_without_wrong_sums(), **(on_gpu or {})}
+
+
+def _without_wrong_sums() -> dict[str, Any]:
+    """Return an option without which some gradients come out wrong on a GPU.
+
+    Of sums along both sides of a tensor in one kernel, torch 2.10 can return other numbers
+    (pytorch issue 190796) and 2.11 other shapes (178080), as for the class token of a ViT.
+    """
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return {"triton.mix_order_reduction": False} if release < (2, 12) else {}
 
 
 def begin_pass(choice: bool | str, device: torch.device) -> None:
