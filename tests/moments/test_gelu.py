@@ -1,0 +1,85 @@
+"""The GELU's derivatives in closed form, and its moments in half precision."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bayesify.moments import Moments
+from bayesify.moments import gelu as module
+from bayesify.moments.gelu import gelu_moments
+
+VARIANCES = (1e-6, 1e-3, 0.0041, 0.05, 0.7, 3.0, 40.0)
+
+
+def grid(dtype=torch.float64):
+    m = torch.linspace(-9.0, 9.0, 91, dtype=dtype)
+    return m.repeat(len(VARIANCES)), torch.tensor(VARIANCES, dtype=dtype).repeat_interleave(91)
+
+
+def derivatives(m, v, is_coarse=False):
+    m, v = m.clone().requires_grad_(), v.clone().requires_grad_()
+    moments = gelu_moments(m, v, is_coarse=is_coarse)
+    found = [torch.autograd.grad(part.sum(), (m, v), retain_graph=True) for part in moments]
+    return [part.detach() for part in moments], [each for pair in found for each in pair]
+
+
+def test_derivatives_are_those_of_the_formulas_of_the_moments(monkeypatch):
+    moments, own = derivatives(*grid())
+    monkeypatch.setattr(module, "takes_own_derivatives", lambda *_: False)
+    again, by_autograd = derivatives(*grid())
+    torch.testing.assert_close(moments, again, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(own, by_autograd, rtol=1e-10, atol=1e-13)
+
+
+def test_derivatives_keep_their_digits_in_float32():
+    _, exact = derivatives(*grid())
+    _, single = derivatives(*grid(torch.float32))
+    for found, expected in zip(single, exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_second_derivatives():
+    m = torch.tensor([-3.0, -0.4, 0.0, 0.7, 4.0], dtype=torch.float64, requires_grad=True)
+    v = torch.tensor([0.5, 2.0, 1e-3, 0.1, 0.02], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gelu_moments, (m, v))
+    assert torch.autograd.gradgradcheck(gelu_moments, (m, v))
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_coarse_moments_and_derivatives_are_near(is_wanted):
+    m, v = grid()
+    if not is_wanted:
+        coarse, exact = gelu_moments(m, v, is_coarse=True), gelu_moments(m, v)
+        assert all(part.grad_fn is None for part in coarse)
+        torch.testing.assert_close(coarse, exact, rtol=0.0, atol=1e-7)
+        return
+    coarse, exact = derivatives(m, v, is_coarse=True), derivatives(m, v)
+    torch.testing.assert_close(coarse, exact, rtol=0.0, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_goes_in_and_comes_out(dtype):
+    m = torch.linspace(-4.0, 6.0, 41).to(dtype).requires_grad_()
+    v = torch.full((41,), 0.3).to(dtype).requires_grad_()
+    result = F.gelu(Moments(m, v))
+    assert result.expected.dtype == dtype
+    sum(part.float().sum() for part in result.pair()).backward()
+    exact = gelu_moments(m.detach().double(), v.detach().double())
+    step = torch.finfo(dtype).eps
+    for found, expected in zip(result.pair(), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=step, atol=1e-5)
+    for part in (m, v):
+        assert part.grad is not None
+        assert part.grad.dtype == dtype
+        assert part.grad.isfinite().all()
+
+
+def test_far_out_everything_is_finite():
+    m = torch.tensor([-1e30, -500.0, 500.0, 1e30], requires_grad=True)
+    v = torch.tensor([1.0, 1e-30, 1e6, 0.0], requires_grad=True)
+    mean, variance = gelu_moments(m, v)
+    (mean.clamp(-1.0, 1.0).sum() + variance.sum()).backward()
+    assert m.grad is not None
+    assert v.grad is not None
+    assert all(part.isfinite().all() for part in (mean, variance, m.grad, v.grad))
+    assert (variance >= 0.0).all()
