@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 import bayesify as bf
-from bayesify.conversion.method import methods
 from bayesify.training.compiling import MODES, compile_options, compiled
 from training.small_problem import data, network
 
@@ -29,19 +29,29 @@ def test_torch_knows_every_mode():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("name", list(methods))
-def test_torch_knows_the_options_of_every_method(name):
-    wanted = dict(methods[name].gpu_compile_options)
+def test_networks_with_batch_norms_are_compiled_for_moments_in_a_way_of_their_own():
+    method, gpu = bf.MomentPropagation(), torch.device("cuda")
+    assert method.gpu_compile_options(network()) == {}
+    normal = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    assert bf.MeanField().gpu_compile_options(normal) == {}
+    own = method.gpu_compile_options(normal)
+    assert own
     # An option that torch does not know, or of another type, is an error of torch.compile.
-    torch.compile(network(), options=compile_options("default", torch.device("cuda"), wanted))
-    assert wanted.items() <= compile_options(True, torch.device("cuda"), wanted).items()
-    assert "triton.cudagraphs" in compile_options("reduce-overhead", torch.device("cuda"), wanted)
-    assert not wanted.keys() & compile_options(True, torch.device("cpu"), wanted).keys()
+    torch.compile(network(), options=compile_options("default", gpu, own))
+    assert own.items() <= compile_options(True, gpu, own).items()
+    assert compile_options("reduce-overhead", gpu, own)["triton.cudagraphs"] is True
+    assert not own.keys() & compile_options(True, torch.device("cpu"), own).keys()
 
 
-def test_a_model_by_moments_is_compiled_with_its_own_options():
-    assert bf.MomentPropagation.gpu_compile_options
-    assert not bf.MeanField.gpu_compile_options
+@pytest.mark.parametrize(
+    ("release", "is_wrong"),
+    [("2.10.0", True), ("2.11.0+cu130", True), ("2.12.0", False), ("3.0.0a0+git1", False)],
+)
+def test_sums_that_torch_gets_wrong_are_left_out(release, is_wrong, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", release)
+    found = compile_options(True, torch.device("cuda"))
+    assert found == ({"triton.mix_order_reduction": False} if is_wrong else {})
+    assert "triton.mix_order_reduction" not in compile_options(True, torch.device("cpu"))
 
 
 @needs_cuda

@@ -51,8 +51,6 @@ class Method(ABC):
     """Whether FSDP can hold a part of each parameter on each process."""
     pruning_ratio: ClassVar[float] = 0.83
     """The |mean| / std up to which `compress` takes weights for noise (Graves, 2011)."""
-    gpu_compile_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of torch.compile that suit its passes on a GPU, beside those of the mode."""
 
     @abstractmethod
     def plan(self, model: nn.Module) -> Plan:
@@ -98,6 +96,11 @@ class Method(ABC):
     def default_way(self) -> str:
         """Return how `predict` goes when nobody says."""
         return next(iter(self.ways))
+
+    def gpu_compile_options(self, model: nn.Module) -> dict[str, Any]:
+        """Return options of torch.compile that suit training on a GPU, beside those of a mode."""
+        del model
+        return {}
 
     def num_draws(self, model: nn.Module, requested: int) -> int:
         """Return how many different predictions `requested` samples can give."""

@@ -109,7 +109,7 @@ class _Run:
         if settings.channels_last:
             hold_channels_last_(model)
         target = compiled(
-            model, settings.compile, self.fabric.device, self.method.gpu_compile_options
+            model, settings.compile, self.fabric.device, self.method.gpu_compile_options(model)
         )
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
