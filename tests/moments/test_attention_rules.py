@@ -267,3 +267,18 @@ def test_transformer_decoder_is_plain_at_zero_variance():
     result = model(Moments(target, 0.0), Moments(memory, 0.0))
     torch.testing.assert_close(result.expected, model(target, memory))
     assert model(target, Moments(memory, 0.1)).variance.min() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near(dtype):
+    torch.manual_seed(0)
+    exact = [Moments(torch.randn(2, 3, 9, 8), torch.rand(2, 3, 9, 8)) for _ in range(3)]
+    half = [Moments(*(part.to(dtype) for part in each.pair())) for each in exact]
+    rounded = [Moments(*(part.double() for part in each.pair())) for each in half]
+    expected = F.scaled_dot_product_attention(*rounded)
+    with torch.autocast("cpu", dtype):
+        found = F.scaled_dot_product_attention(*half)
+    assert found.expected.dtype == dtype
+    scale = expected.expected.abs().mean()
+    assert (found.expected.double() - expected.expected).abs().max() < 0.03 * scale
+    torch.testing.assert_close(found.variance.double(), expected.variance, rtol=0.03, atol=0.0)

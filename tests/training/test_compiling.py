@@ -1,5 +1,7 @@
 """The choice of `compile`, and what captured passes leave behind."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,20 @@ def test_networks_with_batch_norms_are_compiled_for_moments_in_a_way_of_their_ow
     assert own.items() <= compile_options(True, gpu, own).items()
     assert compile_options("reduce-overhead", gpu, own)["triton.cudagraphs"] is True
     assert not own.keys() & compile_options(True, torch.device("cpu"), own).keys()
+
+
+def test_options_reach_the_compiler(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda model, options: seen.append(options) or model)
+    compiled(network(), True, torch.device("cuda"), {"realize_reads_threshold": 8})
+    assert seen[0]["realize_reads_threshold"] == 8
+    # The package has a function of the module's name.
+    module = importlib.import_module("bayesify.training.fit")
+    monkeypatch.setattr(module, "compiled", lambda model, *given: seen.append(given[2]) or model)
+    plain = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = bf.convert(plain, bf.MomentPropagation())
+    bf.fit(model, DataLoader(data(), 16), epochs=1, compile=True, progress=False)
+    assert seen[1] == bf.MomentPropagation().gpu_compile_options(model) != {}
 
 
 @pytest.mark.parametrize(

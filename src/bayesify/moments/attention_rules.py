@@ -24,7 +24,12 @@ from torch import Tensor
 from bayesify.moments.dropout_rules import drop
 from bayesify.moments.linear_rules import affine, matmul
 from bayesify.moments.moments import Moments, as_moments, precise, rule
-from bayesify.moments.products import full_precision
+from bayesify.moments.products import (
+    full_precision,
+    product_dtype,
+    product_precision,
+    second_moment,
+)
 from bayesify.moments.rule_table import current_rules
 from bayesify.moments.softmax_rules import softmax
 
@@ -51,30 +56,45 @@ def attend(
     if weights.is_certain or dropout == 1.0 or current_rules() == "taylor":
         return matmul(dropped, value), dropped
     mean = torch.matmul(weights.expected, value.expected)
+    p, spread = precise(weights)
+    second = p.square() + spread
+    noise = dropout / (1.0 - dropout) * second if dropout else None
+    of_keys = None
+    if key.variance_or_none is not None:
+        of_keys = _sum_of_positives(second_moment(query), key.variance.mT, mean)
+    of_values = None
+    if value.variance_or_none is not None:
+        whole = second if noise is None else second + noise
+        of_values = _sum_of_positives(whole, value.variance, mean)
     with full_precision(mean):
-        p, spread = precise(weights)
-        noise = dropout / (1.0 - dropout) * (p.square() + spread) if dropout else None
-        moved = p.square() * _score_variance(query, key, p) * scale**2
+        moved = p.square() * _score_variance(query, key, p, of_keys) * scale**2
         m = value.expected.to(p.dtype)
         variance = _around_mean(moved, p, m)
         if noise is not None:
             variance = variance + noise @ m.square()
-        if value.variance_or_none is not None:
-            second = p.square() + spread
-            second = second if noise is None else second + noise
-            variance = variance + second @ value.variance.to(p.dtype)
-    return Moments(mean, variance), dropped
+    return Moments(mean, variance if of_values is None else variance + of_values), dropped
 
 
-def _score_variance(query: Moments, key: Moments, p: Tensor) -> Tensor:
-    """Return the variance of each score that its query's weighted mean does not share."""
-    q, k = query.expected.to(p.dtype), key.expected.to(p.dtype)
+def _sum_of_positives(left: Tensor, right: Tensor, mean: Tensor) -> Tensor:
+    """Return a product that can be taken in bfloat16, where the mean is."""
+    with product_precision(mean):
+        dtype = product_dtype(mean, mean)
+        return left.to(dtype) @ right.to(dtype)
+
+
+def _score_variance(query: Moments, key: Moments, p: Tensor, of_keys: Tensor | None) -> Tensor:
+    """Return the variance of each score that its query's weighted mean does not share.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        p: Attention weights.
+        of_keys: What the keys' own variances make of it.
+    """
+    k = key.expected.to(p.dtype)
     total = torch.zeros((), dtype=p.dtype, device=p.device)
-    if key.variance_or_none is not None:
-        second = q.square()
-        if query.variance_or_none is not None:
-            second = second + query.variance_or_none
-        total = total + second @ key.variance.to(p.dtype).mT
+    if of_keys is not None:
+        total = total + of_keys
     if query.variance_or_none is not None:
         # A shift of all keys changes nothing here, and the squares cancel less without it.
         k = k - k.mean(-2, keepdim=True)
