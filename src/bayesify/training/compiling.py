@@ -57,10 +57,11 @@ def _without_wrong_sums() -> dict[str, Any]:
     """Return an option without which some gradients come out wrong on a GPU.
 
     Of sums along both sides of a tensor in one kernel, torch 2.10 can return other numbers
-    (pytorch issue 190796) and 2.11 other shapes (178080), as for the class token of a ViT.
+    (pytorch issue 190796) and 2.11 other shapes (178080), as for the class token of a ViT; 2.13
+    has what mends both.
     """
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return {"triton.mix_order_reduction": False} if release < (2, 12) else {}
+    return {"triton.mix_order_reduction": False} if release < (2, 13) else {}
 
 
 def begin_pass(choice: bool | str, device: torch.device) -> None:
