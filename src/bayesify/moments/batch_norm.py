@@ -22,7 +22,7 @@ from bayesify.moments.moments import (
     rule,
     variance_of,
 )
-from bayesify.moments.own_derivatives import takes_own_derivatives
+from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
 
 Statistics = tuple[Tensor, Tensor, Tensor | None]
 """Of some entries: the mean of m, the biased variance of m, and the mean of v."""
@@ -99,7 +99,7 @@ class _Normalised(torch.autograd.Function):
         slope = on_channel(inverse if weight is None else inverse * weight, m)
         mean = (m - on_channel(centre, m)) * slope
         mean = mean if bias is None else mean + on_channel(bias, m)
-        return mean.to(m.dtype), (v * slope.square()).to(v.dtype)
+        return of_type(mean, m.dtype), of_type(v * slope.square(), v.dtype)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 # Its root, 1e-6, divides means; a smaller one would make t = m / s overflow when squared.
 LEAST_VARIANCE = 1e-12
@@ -83,46 +81,13 @@ def hermite_moments(
 
 
 def owen_t(h: Tensor, a: Tensor, num_nodes: int = 10) -> Tensor:
-    """Return Owen's T function of h and of a in [0, 1], by 10 nodes, or to 1e-8 by 6."""
-    if forward_ad._current_level >= 0:
-        # A Function with a derivative forward would be one more that the compiler does not take.
-        return _owen_integral(h, a, num_nodes)
-    return _OwenT.apply(h, a, num_nodes)
+    """Return Owen's T function of h and of a in [0, 1], by 10 nodes, or to 1e-8 by 6.
 
-
-def _owen_integral(h: Tensor, a: Tensor, num_nodes: int) -> Tensor:
+    T(h, a) = 1/(2 pi) int_0^a exp(-h^2 (1 + x^2) / 2) / (1 + x^2) dx
+    """
     half_square = 0.5 * h * h
     total = torch.zeros_like(h)
     for node, weight in _LEGENDRE[num_nodes]:
         factor = 1.0 + (node * a) ** 2
         total = total + weight * torch.exp(-half_square * factor) / factor
     return total * a * (0.5 / math.pi)
-
-
-class _OwenT(torch.autograd.Function):
-    """T(h, a) = 1/(2 pi) int_0^a exp(-h^2 (1 + x^2) / 2) / (1 + x^2) dx.
-
-    The gradient has a closed form, so the nodes of the quadrature are not kept for it.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(h: Tensor, a: Tensor, num_nodes: int) -> Tensor:
-        return _owen_integral(h, a, num_nodes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        del output
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, Tensor, None]:
-        h, a = ctx.saved_tensors
-        # Phi(ah) - 1/2 by erf, which keeps its digits at 0.
-        along_h = -0.5 * density(h) * torch.erf(a * h * math.sqrt(0.5))
-        factor = 1.0 + a * a
-        along_a = torch.exp(-0.5 * h * h * factor) / (2.0 * math.pi * factor)
-        return gradient * along_h, gradient * along_a, None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bayesify.moments.gaussian_functions import cumulative, density, owen_t
 from bayesify.moments.moments import precise_dtype
-from bayesify.moments.own_derivatives import takes_own_derivatives
+from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
 
 # Below these variances the difference of two moments loses more digits than its series leaves out.
 _SERIES_BELOW = {torch.float32: 4e-3, torch.float64: 1e-5}
@@ -30,8 +30,11 @@ def gelu_moments(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> tuple[Tens
     Exactly, or where that is enough, as it is of values in half precision, to within 1e-7. Below a
     variance of 4e-3 (1e-5 in float64) the variance is that of a series, to within 6e-8.
     """
-    if takes_own_derivatives(m, v):
-        return _Gelu.apply(m, v, is_coarse)
+    own = takes_own_derivatives(m, v)
+    return _Gelu.apply(m, v, is_coarse) if own else _open_form(m, v, is_coarse=is_coarse)
+
+
+def _open_form(m: Tensor, v: Tensor, *, is_coarse: bool) -> tuple[Tensor, Tensor]:
     types = m.dtype, v.dtype
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v, is_coarse=is_coarse)
@@ -42,7 +45,7 @@ def gelu_moments(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> tuple[Tens
     f1, f2, f3, _ = part.derivatives()
     small = v * (f1 * f1 + v * (0.5 * f2 * f2 + f1 * f3))
     variance = torch.where(v < _SERIES_BELOW[v.dtype], small, variance).clamp_min(0.0)
-    return mean.to(types[0]), variance.to(types[1])
+    return of_type(mean, types[0]), of_type(variance, types[1])
 
 
 class _Gelu(torch.autograd.Function):
@@ -60,8 +63,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, m: Tensor, v: Tensor, is_coarse: bool) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, v)
         ctx.is_coarse = is_coarse
-        with torch.no_grad():
-            return gelu_moments(m, v, is_coarse=is_coarse)
+        return _open_form(m, v, is_coarse=is_coarse)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

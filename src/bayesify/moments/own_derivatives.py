@@ -18,3 +18,12 @@ def takes_own_derivatives(*inputs: Tensor | None) -> bool:
     )
     is_wanted = any(x is not None and x.requires_grad for x in inputs)
     return is_backward and is_wanted and torch.is_grad_enabled()
+
+
+def of_type(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what a Function gives in this type.
+
+    Not by `to` alone: compiled by torch 2.11, a result that is cast to the type it has already
+    has no gradient.
+    """
+    return result if result.dtype == dtype else result.to(dtype)

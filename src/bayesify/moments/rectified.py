@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesify.moments.gaussian_functions import LEAST_VARIANCE, cumulative, density
 from bayesify.moments.moments import precise_dtype
-from bayesify.moments.own_derivatives import takes_own_derivatives
+from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
 
 
 def rectified_moments(
@@ -29,25 +29,24 @@ def rectified_moments(
     is_relu = isinstance(slope, float) and slope == 0.0
     if is_relu and takes_own_derivatives(m, v):
         return _Rectified.apply(m, v, is_coarse)
-    types = m.dtype, v.dtype
-    m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
-    mean, variance = _rectified(m, v, slope, is_coarse=is_coarse)
-    return mean.to(types[0]), variance.to(types[1])
+    return _rectified(m, v, slope, is_coarse=is_coarse)
 
 
 def _rectified(
     m: Tensor, v: Tensor, slope: float | Tensor, *, is_coarse: bool
 ) -> tuple[Tensor, Tensor]:
+    types = m.dtype, v.dtype
+    m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v, is_coarse=is_coarse)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
     above, excess = torch.where(part.is_right, m, 0.0), v * part.per_s * part.g
     if isinstance(slope, float) and slope == 0.0:
-        return above + excess, v * ratio
+        return of_type(above + excess, types[0]), of_type(v * ratio, types[1])
     rest = 1.0 - slope
     ratio = slope**2 + 2.0 * slope * rest * part.share + rest**2 * ratio
     mean = torch.where(part.is_right, m, slope * m) + rest * excess
-    return mean, v * ratio.clamp_min(0.0)
+    return of_type(mean, types[0]), of_type(v * ratio.clamp_min(0.0), types[1])
 
 
 class _Rectified(torch.autograd.Function):
@@ -63,8 +62,7 @@ class _Rectified(torch.autograd.Function):
     def forward(ctx: Any, m: Tensor, v: Tensor, is_coarse: bool) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, v)
         ctx.is_coarse = is_coarse
-        with torch.no_grad():
-            return rectified_moments(m, v, is_coarse=is_coarse)
+        return _rectified(m, v, 0.0, is_coarse=is_coarse)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -92,6 +90,10 @@ def maximum_moments(
     m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
     if takes_own_derivatives(m1, v1, m2, v2):
         return _Maximum.apply(m1, v1, m2, v2)
+    return _maximum(m1, v1, m2, v2)
+
+
+def _maximum(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
     total = v1 + v2
     part = _parts(m1 - m2, total)
     # total / s is s, and 0 where both are certain.
@@ -115,8 +117,7 @@ class _Maximum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m1, v1, m2, v2)
-        with torch.no_grad():
-            return maximum_moments((m1, v1), (m2, v2))
+        return _maximum(m1, v1, m2, v2)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
