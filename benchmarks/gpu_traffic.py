@@ -86,10 +86,10 @@ def captured(network: str, method: str, batch: int) -> list[tuple[Any, bool]]:
             with torch.autocast("cpu", torch.bfloat16):
                 output = forward(images)
             torch.stack([part.float().sum() for part in output]).sum().backward()
-        except Exception as error:
+        except Exception:
             # The compiler wraps what its parts raise.
             if len(found) < 2:
-                raise error
+                raise
     return found
 
 
@@ -173,7 +173,8 @@ def kernels(graph: Any, is_backward: bool, options: dict[str, Any]) -> list[tupl
 
     graph, inputs, mode = on_gpu(graph)
     settings = {**options, "fx_graph_cache": False, "compile_threads": 1}
-    patches = [mock.patch.object(GraphLowering, name, count) for name in _ENDS]
+    ends = ("compile_to_module", "_compile_to_module")
+    patches = [mock.patch.object(GraphLowering, name, count) for name in ends]
     with ExitStack() as scope:
         for each in (config.patch(settings), *patches):
             scope.enter_context(each)
@@ -181,13 +182,10 @@ def kernels(graph: Any, is_backward: bool, options: dict[str, Any]) -> list[tupl
         scope.enter_context(V.set_fake_mode(mode))
         try:
             compile_fx.compile_fx_inner(graph, inputs, is_backward=is_backward)
-        except Exception as error:
+        except Exception:
             if not found:
-                raise error
+                raise
     return found
-
-
-_ENDS = ("compile_to_module", "_compile_to_module")
 
 
 def _described(graph: Any, name: str) -> str:

@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from bayesify.moments import Moments
 from bayesify.moments import gelu as module
+from bayesify.moments.gaussian_functions import owen_t
 from bayesify.moments.gelu import gelu_moments
 
 VARIANCES = (1e-6, 1e-3, 0.0041, 0.05, 0.7, 3.0, 40.0)
@@ -115,6 +116,19 @@ def test_half_precision_goes_in_and_comes_out(dtype):
         assert part.grad is not None
         assert part.grad.dtype == dtype
         torch.testing.assert_close(part.grad.double(), expected, rtol=2 * step, atol=2 * step)
+
+
+@pytest.mark.parametrize(("dtype", "num_nodes"), [(torch.bfloat16, 6), (torch.float32, 10)])
+def test_half_precision_takes_fewer_nodes(dtype, num_nodes, monkeypatch):
+    asked = []
+
+    def watched(h, a, number):
+        asked.append(number)
+        return owen_t(h, a, number)
+
+    monkeypatch.setattr(module, "owen_t", watched)
+    F.gelu(Moments(torch.randn(3).to(dtype), torch.ones(3).to(dtype)))
+    assert asked == [num_nodes]
 
 
 def test_far_out_everything_is_finite():
