@@ -49,6 +49,17 @@ def test_cifar10_augments_only_the_training_images(root):
     assert not torch.equal(first, second)
 
 
+def test_cifar10_blanks_squares_of_the_mean_colour(root):
+    data = load_dataset("cifar10", root, augment=True, cutout=16, download=False)
+    torch.manual_seed(0)
+    inputs = data.train.__getitems__(range(20))[0]
+    # The mean is rounded to a whole pixel value, which is then normalised.
+    is_blank = (inputs.abs() < 0.5 / (255 * 0.24)).all(1)
+    assert (is_blank.flatten(1).sum(1) >= 8 * 8).all()
+    with pytest.raises(ValueError, match="cutout must be 0 where augment is False, got 16"):
+        load_dataset("cifar10", root, cutout=16, download=False)
+
+
 def test_cifar10_unpacks_the_archive(root, tmp_path, monkeypatch):
     archive = tmp_path / "published.tar.gz"
     with tarfile.open(archive, "w:gz") as file:

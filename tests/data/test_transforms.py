@@ -3,7 +3,7 @@ import pickle
 import pytest
 import torch
 
-from bayesify.data import CropAndFlip, FlipPairs, Normalise
+from bayesify.data import CropAndFlip, Cutout, FlipPairs, Normalise
 
 
 def test_normalise_uint8_equals_the_formula():
@@ -198,3 +198,40 @@ def test_flip_pairs_refuses_labels_without_positions_and_wrong_probabilities():
         FlipPairs()(torch.zeros(2, 3, 4, 4), torch.zeros(2))
     with pytest.raises(ValueError, match=r"probability must lie in \[0, 1\], got -0.1"):
         FlipPairs(-0.1)
+
+
+def unchanged(images):
+    return images
+
+
+def test_cutout_blanks_a_square_about_every_pixel_alike():
+    blank = Cutout(unchanged, 3, (7, 9), generator=torch.Generator().manual_seed(0))
+    result = blank(torch.zeros(2_000, 2, 4, 5, dtype=torch.uint8))
+    assert result.dtype == torch.uint8
+    squares = torch.zeros(20, 4, 5, dtype=torch.uint8)
+    for index in range(20):
+        row, column = divmod(index, 5)
+        squares[index, max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2] = 1
+    expected = torch.stack([7 * squares, 9 * squares], 1)
+    matches = (result[:, None] == expected[None]).flatten(2).all(2)
+    assert torch.equal(matches.sum(1), torch.ones(2_000, dtype=torch.int64))
+    # 2,000 draws of 20 squares: five standard errors of a count of 100.
+    assert (matches.sum(0) - 100).abs().max() < 5 * (100 * 0.95) ** 0.5
+
+
+def test_cutout_changes_images_first_and_leaves_the_rest_of_them():
+    images = torch.rand(64, 3, 8, 8)
+    first = CropAndFlip(generator=torch.Generator().manual_seed(1))
+    result = Cutout(first, 4, (2.0, 2.0, 2.0))(images)
+    changed = CropAndFlip(generator=torch.Generator().manual_seed(1))(images)
+    is_blank = result == 2.0
+    assert is_blank.any()
+    assert torch.equal(result[~is_blank], changed[~is_blank])
+
+
+def test_cutout_takes_an_empty_batch_and_refuses_what_does_not_fit():
+    assert Cutout(unchanged, 2, (0.0,))(torch.zeros(0, 1, 8, 8)).shape == (0, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"\(batch, 1, height, width\) .* got \(4, 3, 8, 8\)"):
+        Cutout(unchanged, 2, (0.0,))(torch.zeros(4, 3, 8, 8))
+    with pytest.raises(ValueError, match="size must be 1 or more pixels, got 0"):
+        Cutout(unchanged, 0, (0.0,))

@@ -21,12 +21,13 @@ from bayesify.data.download import DataNotFoundError
 from bayesify.data.loader import loader
 from bayesify.data.split import split
 from bayesify.data.text import Vocabulary, build_vocabulary
-from bayesify.data.transforms import CropAndFlip, FlipPairs, Normalise, PairTransform
+from bayesify.data.transforms import CropAndFlip, Cutout, FlipPairs, Normalise, PairTransform
 
 __all__ = [
     "STANDARD",
     "Corruption",
     "CropAndFlip",
+    "Cutout",
     "DataNotFoundError",
     "DataSet",
     "FlipPairs",

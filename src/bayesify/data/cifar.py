@@ -17,7 +17,7 @@ from bayesify.data.archive import extract
 from bayesify.data.catalogue import data_root, datasets
 from bayesify.data.dataset import DataSet, TensorData
 from bayesify.data.download import Resource, fetch
-from bayesify.data.transforms import CropAndFlip, Normalise
+from bayesify.data.transforms import BRIGHTEST_PIXEL, CropAndFlip, Cutout, Normalise
 from bayesify.registry import unknown
 
 IMAGE_SHAPE = (3, 32, 32)
@@ -64,6 +64,7 @@ def cifar10(
     root: str | Path | None = None,
     *,
     augment: bool = False,
+    cutout: int = 0,
     statistics: str = "cifar",
     download: bool = True,
 ) -> DataSet:
@@ -72,13 +73,20 @@ def cifar10(
     Args:
         root: Folder of the data files; they lie in `cifar-10-batches-bin` below it.
         augment: Whether training images are shifted by up to 4 pixels and mirrored at random.
+        cutout: Side of a square that is blanked in each training image as well, in pixels (16 is
+            usual); 0 blanks none.
         statistics: What images are normalised by: "cifar", their own mean and standard deviation,
             or "imagenet", which some published networks were trained with.
         download: Whether files that are missing may be fetched.
     """
     if statistics not in STATISTICS:
         raise ValueError(unknown("statistics", statistics, STATISTICS))
+    if cutout and not augment:
+        raise ValueError(f"cutout must be 0 where augment is False, got {cutout}: set augment=True")
     mean, std = STATISTICS[statistics]
+    change = CropAndFlip() if augment else None
+    if change is not None and cutout:
+        change = Cutout(change, cutout, tuple(round(BRIGHTEST_PIXEL * each) for each in mean))
     folder = data_root(root)
     _provide(CIFAR10_ARCHIVE, (*CIFAR10_TRAIN, CIFAR10_TEST), folder, download=download)
     batches = [read_records(folder / name, 1, len(CLASSES)) for name in CIFAR10_TRAIN]
@@ -86,7 +94,7 @@ def cifar10(
     transform = Normalise(mean, std)
     return DataSet(
         name="cifar10",
-        train=TensorData(images, labels, transform, CropAndFlip() if augment else None),
+        train=TensorData(images, labels, transform, change),
         test=TensorData(*read_records(folder / CIFAR10_TEST, 1, len(CLASSES)), transform),
         task="classification",
         num_classes=len(CLASSES),

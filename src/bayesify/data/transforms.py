@@ -6,6 +6,7 @@ Both work on whole batches and are plain picklable objects, so that any `DataLoa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,51 @@ class CropAndFlip:
         columns = torch.arange(width, device=device)
         columns = torch.where(is_flipped, width - 1 - columns, columns)
         return rows, shifts[:, 1:] + columns
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Change images at random, then blank a square in each, whose centre may be any pixel.
+
+    Reference: DeVries, Taylor (2017), "Improved regularization of convolutional neural networks
+    with cutout".
+
+    Args:
+        first: What is done before, such as `CropAndFlip()`.
+        size: Side of the square, in pixels; what lies outside of the image is cut off.
+        fill: Value of each channel in the square, on the scale of the stored images.
+        generator: Source of randomness, on the CPU; None takes torch's global generator.
+    """
+
+    first: Callable[[Tensor], Tensor]
+    size: int
+    fill: tuple[float, ...]
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be 1 or more pixels, got {self.size}")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return images of the same shape (batch, channels, height, width) and type."""
+        images = self.first(images)
+        if images.ndim != 4 or images.shape[1] != len(self.fill):
+            raise ValueError(
+                f"images must have shape (batch, {len(self.fill)}, height, width) to be blanked "
+                f"by {len(self.fill)} values, got {tuple(images.shape)}"
+            )
+        is_blank = self._within(images, 2)[:, :, None] & self._within(images, 3)[:, None, :]
+        fill = torch.tensor(self.fill).to(images.device, images.dtype, non_blocking=True)
+        return torch.where(is_blank[:, None], fill.view(1, -1, 1, 1), images)
+
+    def _within(self, images: Tensor, dim: int) -> Tensor:
+        """Return which rows, or columns, of each image the square covers."""
+        length = images.shape[dim]
+        # Drawn on the CPU, wherever the images are: a run is the same on every device.
+        centres = torch.randint(0, length, (len(images), 1), generator=self.generator)
+        first = centres.to(images.device, non_blocking=True) - self.size // 2
+        places = torch.arange(length, device=images.device)
+        return (places >= first) & (places < first + self.size)
 
 
 class PairTransform(ABC):
