@@ -4,7 +4,7 @@
     python benchmarks/moments_gpu.py --networks resnet_18     # one
     python benchmarks/moments_gpu.py --mode reduce-overhead   # passes captured in CUDA graphs
     python benchmarks/moments_gpu.py --option realize_reads_threshold=4    # of torch's inductor
-    python benchmarks/moments_gpu.py --only plain,exact       # variants whose names end so
+    python benchmarks/moments_gpu.py --only "per unit"        # variants whose names end so
 
 A training step is forward, expected loss, KL, backward and fused SGD, compiled as `fit` would, in
 bfloat16 autocast; an inference pass is what `predict` would run per batch, without reading off
@@ -60,8 +60,8 @@ class Reading(nn.Module):
         return output.pair() if isinstance(output, bf.moments.Moments) else (output,)
 
 
-def names_of(networks: str, only: str) -> tuple[str, ...]:
-    wanted = tuple(only.split(",")) if only else ("",)
+def names_of(networks: str, only: list[str]) -> tuple[str, ...]:
+    wanted = tuple(only) or ("",)
     methods = [method for method in METHODS if method == "plain" or method.endswith(wanted)]
     return tuple(f"{network}: {method}" for network in networks.split(",") for method in methods)
 
@@ -151,9 +151,10 @@ def repeated(call: Callable[[], None], times: int) -> None:
         call()
 
 
-def rows(networks: str, only: str, mode: str, given: list[str]) -> list[dict[str, Any]]:
+def rows(networks: str, only: list[str], mode: str, given: list[str]) -> list[dict[str, Any]]:
     passed = [part for each in given for part in ("--option", each)]
-    passed += ["--networks", networks, "--only", only, "--mode", mode]
+    passed += [part for each in only for part in ("--only", each)]
+    passed += ["--networks", networks, "--mode", mode]
     found = rows_of(__file__, names_of(networks, only), *passed)
     plain = {row["what"].split(": ")[0]: row for row in found if row["what"].endswith("plain")}
     for row in found:
@@ -172,7 +173,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/vdp/cost_gpu.json"))
     parser.add_argument("--mode", default="default", help="of torch.compile")
     parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of inductor")
-    parser.add_argument("--only", default="", help="ends of the names of variants beside plain")
+    parser.add_argument(
+        "--only", action="append", default=[], help="end of the names of variants beside plain"
+    )
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     wanted = parser.parse_args()

@@ -2,15 +2,18 @@
 
 Queries, keys and values are taken as independent of one another, and tokens too, though one
 input may have made them all. The attention weights of one query are not: they add to one, so a
-change of a score moves the output only by how far that value lies from the mean of all. To first
-order in the scores, with p the weights, k' = p k and o = p v the means over sources,
+change of a score moves the output only by how far that value lies from the mean of all, and a
+change of a query moves all of its scores. To first order in the scores, with p the weights,
+k' = p k and o = p v the means over sources,
 
-    w_ij = scale^2 p_ij^2 [ sum_e (q_ie^2 + v_q,ie) v_k,je + sum_e v_q,ie (k_je - k'_ie)^2 ]
-    variance_id = sum_j E[p_ij^2] v_v,jd + sum_j w_ij (v_jd - o_id)^2
+    a_ij = scale^2 sum_e (q_ie^2 + v_q,ie) v_k,je    d_ij = scale^2 sum_e v_q,ie (k_je - k'_ie)^2
+    E[p_ij^2] = p_ij^2 [1 + d_ij + (1 - 2 p_ij) a_ij + sum_l p_il^2 a_il]
+    variance_id = sum_j E[p_ij^2] v_v,jd + sum_j p_ij^2 (a_ij + d_ij) (v_jd - o_id)^2
 
 The first-order form of the paper takes the weights as independent, which for sources that are
-alike is several times too wide. The layers' fused C++ paths step aside when
-`__torch_function__` is in play.
+alike is several times too wide. On a GPU, in bfloat16 and without mask or dropout, all of this is
+one operation (`fused_attention`). The layers' fused C++ paths step aside when `__torch_function__`
+is in play.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.dropout_rules import drop
+from bayesify.moments.fused_attention import can_fuse, fused_attention
 from bayesify.moments.linear_rules import affine, matmul
-from bayesify.moments.moments import Moments, as_moments, precise, rule
+from bayesify.moments.moments import Moments, as_moments, precise_dtype, rule
 from bayesify.moments.products import (
     full_precision,
     product_dtype,
@@ -36,8 +40,8 @@ from bayesify.moments.softmax_rules import softmax
 
 def attend(
     query: Any, key: Any, value: Any, mask: Tensor | None, dropout: float, scale: float
-) -> tuple[Moments, Moments]:
-    """Return attended values and attention weights.
+) -> Moments:
+    """Return attended values.
 
     Args:
         query: Queries of shape (..., targets, features).
@@ -48,31 +52,39 @@ def attend(
         scale: Factor of the scores.
     """
     query, key, value = as_moments(query), as_moments(key), as_moments(value)
+    has_sure_scores = query.is_certain and key.is_certain
+    if has_sure_scores or dropout == 1.0 or current_rules() == "taylor":
+        return matmul(attention_weights(query, key, mask, dropout, scale), value)
+    if mask is None and dropout == 0.0 and can_fuse(query, key, value):
+        return fused_attention(query, key, value, scale)
+    scores = torch.matmul(query.expected, key.expected.mT) * scale
+    if mask is not None:
+        scores = scores + mask
+    p = torch.softmax(scores.to(precise_dtype(scores.dtype)), -1)
+    mean = torch.matmul(p.to(scores.dtype), value.expected)
+    with full_precision(mean):
+        by_key, by_query = _score_variances(query, key, p, scale, mean)
+        spread = (p.square() * by_key).sum(-1, keepdim=True)
+        second = p.square() * (1.0 + by_query + (1.0 - 2.0 * p) * by_key + spread)
+        noise = dropout / (1.0 - dropout) * second if dropout else None
+        m = value.expected.to(p.dtype)
+        variance = _around_mean(p.square() * (by_key + by_query), p, m)
+        if noise is not None:
+            variance = variance + noise @ m.square()
+    if value.variance_or_none is not None:
+        whole = second if noise is None else second + noise
+        variance = variance + _sum_of_positives(whole, value.variance, mean)
+    return Moments(mean, variance)
+
+
+def attention_weights(
+    query: Any, key: Any, mask: Tensor | None, dropout: float, scale: float
+) -> Moments:
+    """Return the share of each source, each score taken as independent of the others."""
     scores = torch.mul(matmul(query, key.transpose(-2, -1)), scale)
     if mask is not None:
         scores = torch.add(scores, mask)
-    weights = softmax(as_moments(scores), -1)
-    dropped = drop(weights, dropout)
-    if weights.is_certain or dropout == 1.0 or current_rules() == "taylor":
-        return matmul(dropped, value), dropped
-    mean = torch.matmul(weights.expected, value.expected)
-    p, spread = precise(weights)
-    second = p.square() + spread
-    noise = dropout / (1.0 - dropout) * second if dropout else None
-    of_keys = None
-    if key.variance_or_none is not None:
-        of_keys = _sum_of_positives(second_moment(query), key.variance.mT, mean)
-    of_values = None
-    if value.variance_or_none is not None:
-        whole = second if noise is None else second + noise
-        of_values = _sum_of_positives(whole, value.variance, mean)
-    with full_precision(mean):
-        moved = p.square() * _score_variance(query, key, p, of_keys) * scale**2
-        m = value.expected.to(p.dtype)
-        variance = _around_mean(moved, p, m)
-        if noise is not None:
-            variance = variance + noise @ m.square()
-    return Moments(mean, variance if of_values is None else variance + of_values), dropped
+    return drop(softmax(as_moments(scores), -1), dropout)
 
 
 def _sum_of_positives(left: Tensor, right: Tensor, mean: Tensor) -> Tensor:
@@ -82,27 +94,26 @@ def _sum_of_positives(left: Tensor, right: Tensor, mean: Tensor) -> Tensor:
         return left.to(dtype) @ right.to(dtype)
 
 
-def _score_variance(query: Moments, key: Moments, p: Tensor, of_keys: Tensor | None) -> Tensor:
-    """Return the variance of each score that its query's weighted mean does not share.
+def _score_variances(
+    query: Moments, key: Moments, p: Tensor, scale: float, mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the variance of each score by its key, and by its query.
 
-    Args:
-        query: Queries.
-        key: Keys.
-        p: Attention weights.
-        of_keys: What the keys' own variances make of it.
+    Of the latter, only what the query's weighted mean of scores does not share.
     """
-    k = key.expected.to(p.dtype)
-    total = torch.zeros((), dtype=p.dtype, device=p.device)
-    if of_keys is not None:
-        total = total + of_keys
+    by_key = by_query = torch.zeros((), dtype=p.dtype, device=p.device)
+    if key.variance_or_none is not None:
+        sums = _sum_of_positives(second_moment(query), key.variance.mT, mean)
+        by_key = sums.to(p.dtype) * scale**2
     if query.variance_or_none is not None:
         # A shift of all keys changes nothing here, and the squares cancel less without it.
+        k = key.expected.to(p.dtype)
         k = k - k.mean(-2, keepdim=True)
         centre, v = p @ k, query.variance.to(p.dtype)
         around = v @ k.square().mT - 2.0 * (v * centre) @ k.mT
         around = around + (v * centre.square()).sum(-1, keepdim=True)
-        total = total + around.clamp_min(0.0)
-    return total
+        by_query = around.clamp_min(0.0) * scale**2
+    return by_key, by_query
 
 
 def _around_mean(weight: Tensor, p: Tensor, values: Tensor) -> Tensor:
@@ -139,7 +150,7 @@ def _scaled_dot_product_attention(
         attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
     mask = None if attn_mask is None else _added_mask(attn_mask, query.dtype)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    return attend(query, key, value, mask, dropout_p, factor)[0]
+    return attend(query, key, value, mask, dropout_p, factor)
 
 
 def _added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -213,14 +224,17 @@ def _multi_head_attention(  # noqa: PLR0913 (torch's own signature)
     num_added = (bias_k is not None) + add_zero_attn
     mask = _merged_mask(attn_mask, key_padding_mask, queries, num_added)
     rate = dropout_p if training else 0.0
-    seen, weights = attend(queries, keys, values, mask, rate, queries.shape[-1] ** -0.5)
+    scale = queries.shape[-1] ** -0.5
+    seen = attend(queries, keys, values, mask, rate, scale)
     tokens = seen.permute(2, 0, 1, 3).flatten(2)
     output = affine(F.linear, tokens, out_proj_weight, out_proj_bias)
-    if average_attn_weights and need_weights:
+    weights = attention_weights(queries, keys, mask, rate, scale) if need_weights else None
+    if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     if not is_batched:
-        output, weights = output.squeeze(1), weights.squeeze(0)
-    return output, weights if need_weights else None
+        output = output.squeeze(1)
+        weights = None if weights is None else weights.squeeze(0)
+    return output, weights
 
 
 def _heads(tokens: Any, num_heads: int) -> Any:

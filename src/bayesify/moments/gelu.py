@@ -80,7 +80,8 @@ class _Gelu(torch.autograd.Function):
         f1, f2, f3, f4 = part.derivatives()
         # The other derivative of the variance has no small difference of large terms.
         small = v * (2.0 * f1 * f2 + v * (2.0 * f2 * f3 + f1 * f4))
-        r_m = torch.where(v < _SERIES_BELOW[v.dtype], small, r_m)
+        # Not by `<`, as above: compiled code would keep the answers instead of asking again.
+        r_m = torch.where(v >= _SERIES_BELOW[v.dtype], r_m, small)
         a_m = torch.where(part.is_right, 1.0 - part.slope, part.slope)
         along_m = of_mean * a_m + of_variance * r_m
         along_v = of_mean * (0.5 * part.bend) + of_variance * r_v

@@ -28,6 +28,8 @@ from bayesify.moments.products import (
     product_precision,
     product_variance,
     second_moment,
+    squares,
+    sum_of_variances,
 )
 
 # Their weight has its output units first.
@@ -41,24 +43,28 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
     def product(left: Tensor, right: Tensor) -> Tensor:
         return operation(left, right, None, *args, **kwargs)
 
+    added = variance_of(bias)
+    if added is not None and operation is not F.linear:
+        # One bias per output: the last dimension of a linear layer, the channel of a convolution.
+        added = added.view(-1, *[1] * (mean.ndim - 1 - _channel_dim(mean, mean_of(weight))))
     if _is_shared_by_unit(operation, weight):
-        variance = _seen_by_unit(operation, mean_of(x), weight, *args, **kwargs)
+        seen, shared = _seen_by_unit(operation, mean_of(x), weight, *args, **kwargs)
         of_input = variance_of(x)
         if of_input is not None:
-            factor = mean_of(weight).to(variance.dtype).square() + weight.shared_variance
+            factor = mean_of(weight).to(seen.dtype).square() + weight.shared_variance
             with product_precision(mean_of(weight)):
                 dtype = product_dtype(mean_of(x), mean_of(weight))
                 rest = product(of_input.to(dtype), factor.to(dtype))
+            if operation is F.linear:
+                return Moments(mean, sum_of_variances(rest, seen, shared, added))
             # Of one type, so that their gradient is one tensor of that type and no larger one. The
             # product goes first: it has the layout of the mean, and the sum takes it over.
-            variance = rest + variance.to(rest.dtype)
+            variance = rest + (seen * shared).to(rest.dtype)
+        else:
+            variance = seen * shared
     else:
         variance = product_variance(product, x, weight)
-    added = variance_of(bias)
     if added is not None:
-        # One bias per output: the last dimension of a linear layer, the channel of a convolution.
-        if operation is not F.linear:
-            added = added.view(-1, *[1] * (mean.ndim - 1 - _channel_dim(mean, mean_of(weight))))
         variance = added if variance is None else variance + added
     return Moments(mean, variance)
 
@@ -77,17 +83,19 @@ def _is_shared_by_unit(operation: Any, weight: Any) -> bool:
 
 def _seen_by_unit(
     operation: Any, mean: Tensor, weight: Moments, *args: Any, **kwargs: Any
-) -> Tensor:
-    """Return s times the sum of m^2 over the inputs of each output."""
-    shared, second = cast(Tensor, weight.shared_variance), second_moment(mean)
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of m^2 over the inputs of each output, and s, in shapes that broadcast."""
+    shared = cast(Tensor, weight.shared_variance)
     if operation is F.linear:
-        return second.sum(-1, keepdim=True) * shared.view(-1)
+        return squares(mean).sum(-1, keepdim=True), shared.view(-1)
+    second = second_moment(mean)
     geometry = _geometry(weight.ndim - 2, *args, **kwargs)
     num_sides = weight.ndim - 2
     channels = second.unflatten(-1 - num_sides, (geometry.groups, -1)).sum(-1 - num_sides)
     sums = _window_sums(operation, channels, tuple(weight.shape[2:]), geometry)
-    per_group = shared.view(geometry.groups, -1, *[1] * num_sides)
-    return (sums.unsqueeze(-1 - num_sides) * per_group).flatten(-2 - num_sides, -1 - num_sides)
+    if geometry.groups > 1:
+        sums = sums.repeat_interleave(weight.shape[0] // geometry.groups, -1 - num_sides)
+    return sums, shared.view(-1, *[1] * num_sides)
 
 
 class _Geometry(NamedTuple):

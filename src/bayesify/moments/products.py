@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.moments.moments import mean_of, precise_dtype, variance_dtype, variance_of
+from bayesify.moments.moments import (
+    is_bfloat16_autocast,
+    mean_of,
+    precise_dtype,
+    variance_dtype,
+    variance_of,
+)
+from bayesify.moments.own_derivatives import takes_own_derivatives
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -43,6 +50,29 @@ def second_moment(x: Any) -> Tensor:
     return squares if variance is None else squares + variance
 
 
+def squares(mean: Tensor) -> Tensor:
+    """Return m^2, in float32 at least, with a gradient found in the type of the mean."""
+    own = mean.dtype == torch.bfloat16 and takes_own_derivatives(mean)
+    return _Square.apply(mean) if own else mean.to(precise_dtype(mean.dtype)).square()
+
+
+class _Square(torch.autograd.Function):
+    """The square of a bfloat16 tensor in float32, with a gradient found in bfloat16.
+
+    Left to autograd, compiled code keeps 2 m for the gradient, in float32, beside m itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, m: Tensor) -> Tensor:
+        ctx.save_for_backward(m)
+        return m.to(precise_dtype(m.dtype)).square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (m,) = ctx.saved_tensors
+        return (2.0 * gradient).to(m.dtype) * m
+
+
 def product_dtype(left: Tensor, right: Tensor) -> torch.dtype:
     """Return the type of the factors of a variance."""
     return variance_dtype(torch.promote_types(left.dtype, right.dtype))
@@ -50,9 +80,7 @@ def product_dtype(left: Tensor, right: Tensor) -> torch.dtype:
 
 def product_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which autocast brings variances to bfloat16, but not to float16."""
-    kind = like.device.type
-    is_safe = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
-    return nullcontext() if is_safe else full_precision(like)
+    return nullcontext() if is_bfloat16_autocast(like) else full_precision(like)
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
@@ -61,3 +89,51 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
+
+
+def sum_of_variances(product: Tensor, seen: Tensor, shared: Tensor, added: Tensor | None) -> Tensor:
+    """Return product + seen * shared + added, of the product's type, for a linear layer.
+
+    Args:
+        product: What the variance of the input gives.
+        seen: A number of each place that all units there see.
+        shared: A number of each unit.
+        added: Another of each unit, or None.
+    """
+    parts = (product, seen, shared, added)
+    if product.dtype == torch.bfloat16 and takes_own_derivatives(*parts):
+        return _SumOfVariances.apply(*parts)
+    total = product + (seen * shared).to(product.dtype)
+    return total if added is None else total + added.to(product.dtype)
+
+
+class _SumOfVariances(torch.autograd.Function):
+    """The sum, with gradients found in bfloat16 and summed in float32.
+
+    Left to autograd, the compiler leaves out that the gradient is rounded before it is summed over
+    places, and writes it down in float32 too. (Of convolutions it does not.)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, product: Tensor, seen: Tensor, shared: Tensor, added: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(seen, shared, added)
+        total = product + (seen * shared).to(product.dtype)
+        return total if added is None else total + added.to(product.dtype)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        seen, shared, added = ctx.saved_tensors
+        of_seen = _summed(gradient * shared.to(gradient.dtype), seen)
+        of_shared = _summed(gradient * seen.to(gradient.dtype), shared)
+        return gradient, of_seen, of_shared, None if added is None else _summed(gradient, added)
+
+
+def _summed(full: Tensor, like: Tensor) -> Tensor:
+    """Return sums over what a tensor of fewer entries was broadcast along."""
+    sizes = [1] * (full.ndim - like.ndim) + list(like.shape)
+    dims = [dim for dim, size in enumerate(sizes) if size == 1]
+    return full.sum(dims, dtype=like.dtype).view(like.shape) if dims else full.to(like.dtype)

@@ -1,0 +1,200 @@
+"""Time and error of attention by moments on a GPU: fused, open, and plain beside them.
+
+    python benchmarks/attention_gpu.py           # ViT-S/16: 128 images, 6 heads, 197 tokens, 64
+    python benchmarks/attention_gpu.py --tune    # the sizes of tiles that are fastest
+
+Errors are those of bfloat16 against the open form in float64, as a share of the largest entry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_turns import milliseconds
+from provenance import provenance
+from torch import Tensor
+
+from bayesify.moments import Moments, attention_rules, fused_attention
+
+SHAPE = (128, 6, 197, 64)
+NUM_REPEATS = 20
+TILES = [
+    fused_attention.Tiles(targets, sources, warps, 2)
+    for targets, sources in itertools.product((32, 64, 128), (32, 64))
+    for warps in ((4, 8), (8,))[targets == 128]
+    if (targets, sources, warps) != (32, 32, 8)
+]
+
+
+def tensors(dtype: torch.dtype, shape: tuple[int, ...] = SHAPE) -> list[Tensor]:
+    """Return queries, keys and values with their variances, as views of one projection each."""
+    torch.manual_seed(0)
+    batch, heads, tokens, features = shape
+    packed = torch.randn(batch, tokens, 3, heads, features, device="cuda")
+    spread = 0.1 * torch.randn_like(packed).square()
+    parts = [each.to(dtype).permute(2, 0, 3, 1, 4).unbind(0) for each in (packed, spread)]
+    return [part for pair in zip(*parts, strict=True) for part in pair]
+
+
+def moments_of(given: list[Tensor]) -> tuple[Moments, Moments, Moments]:
+    q, qv, k, kv, v, vv = given
+    return Moments(q, qv), Moments(k, kv), Moments(v, vv)
+
+
+def fused(given: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return fused_attention.fused_attention(*moments_of(given), given[0].shape[-1] ** -0.5).pair()
+
+
+def open_form(given: list[Tensor]) -> tuple[Tensor, Tensor]:
+    scale = given[0].shape[-1] ** -0.5
+    # A mask of zeros is one that no kernel takes.
+    mask = torch.zeros((), dtype=given[0].dtype, device="cuda")
+    return attention_rules.attend(*moments_of(given), mask, 0.0, scale).pair()
+
+
+def plain(given: list[Tensor]) -> tuple[Tensor]:
+    return (F.scaled_dot_product_attention(*given[::2]),)
+
+
+def errors() -> dict[str, float]:
+    """Return the largest errors of the fused form, of results and of gradients."""
+    names = (
+        "mean",
+        "variance",
+        *(f"gradient {name}" for name in ("q", "qv", "k", "kv", "v", "vv")),
+    )
+    given = [each.requires_grad_() for each in tensors(torch.bfloat16, (4, 6, 197, 64))]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    found = []
+    weights = None
+    for call, inputs in ((fused, given), (open_form, exact)):
+        results = call(inputs)
+        if weights is None:
+            weights = [torch.randn_like(each) for each in results]
+        grads = torch.autograd.grad(
+            results, inputs, [w.to(r.dtype) for w, r in zip(weights, results, strict=True)]
+        )
+        found.append([each.double() for each in (*results, *grads)])
+    return {
+        name: ((ours - true).abs().max() / true.abs().max()).item()
+        for name, ours, true in zip(names, *found, strict=True)
+    }
+
+
+def timed(call: Callable[[], Any]) -> float:
+    for _ in range(3):
+        call()
+    return statistics.median(milliseconds(call) for _ in range(NUM_REPEATS))
+
+
+def row(name: str, call: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> dict[str, Any]:
+    given = [each.requires_grad_() for each in tensors(torch.bfloat16)]
+    inputs = given[::2] if call is plain else given
+
+    def step() -> None:
+        results = call(given)
+        torch.autograd.grad(results, inputs, [torch.ones_like(each) for each in results])
+
+    with torch.no_grad():
+        forward_ms = timed(lambda: call(given))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step_ms = timed(step)
+    peak = torch.cuda.max_memory_allocated() - before
+    return {
+        "what": name,
+        "forward_ms": round(forward_ms, 3),
+        "step_ms": round(step_ms, 3),
+        "peak_bytes": peak,
+    }
+
+
+def tune_one(kernel: str, tiles: fused_attention.Tiles) -> None:
+    """Print how long forward and backward take together with one kernel's tiles of these sizes."""
+    fused_attention.TILES[kernel] = tiles
+    given = tensors(torch.bfloat16)
+    scale = SHAPE[-1] ** -0.5
+    ones = torch.ones(SHAPE, dtype=torch.bfloat16, device="cuda")
+
+    def call() -> None:
+        results = fused_attention.run_forward(*given, scale)
+        if kernel not in ("means", "variances"):
+            saved = [results[0], *results[2:]]
+            fused_attention.run_backward(given, saved, ones, ones, scale)
+
+    call()
+    torch.cuda.synchronize()
+    with Path(tempfile.gettempdir(), "attention_gpu.turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        print(json.dumps({"kernel": kernel, "tiles": tiles, "ms": round(timed(call), 3)}))
+
+
+def tune() -> dict[str, Any]:
+    """Try all tiles, fourteen processes at a time, compiled side by side and timed in turn."""
+    jobs = [(kernel, tiles) for tiles in TILES for kernel in fused_attention.TILES]
+    running: list[Any] = []
+    found: list[dict[str, Any]] = []
+    while jobs or running:
+        while jobs and len(running) < 14:
+            kernel, tiles = jobs.pop(0)
+            command = [sys.executable, __file__, "--one", kernel, json.dumps(tiles)]
+            running.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            )
+        done = running.pop(0)
+        lines = done.communicate()[0].decode().splitlines()
+        if done.returncode == 0 and lines:
+            found.append(json.loads(lines[-1]))
+    fastest = {}
+    for kernel in fused_attention.TILES:
+        tried = sorted((each for each in found if each["kernel"] == kernel), key=lambda e: e["ms"])
+        for each in tried[:4]:
+            print(kernel, each["tiles"], each["ms"])
+        fastest[kernel] = tried[0]["tiles"]
+    return fastest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path("results/vdp/attention_gpu.json"))
+    wanted = parser.parse_args()
+    if wanted.one is not None:
+        tune_one(wanted.one[0], fused_attention.Tiles(*json.loads(wanted.one[1])))
+        return
+    if wanted.tune:
+        print(json.dumps(tune()))
+        return
+    compiled: Any = torch.compile(open_form)
+    report = {
+        "provenance": provenance(__file__),
+        "shape": SHAPE,
+        "errors": errors(),
+        "rows": [
+            row("plain", plain),
+            row("moments, fused", fused),
+            row("moments, open form, compiled", compiled),
+        ],
+    }
+    wanted.out.parent.mkdir(parents=True, exist_ok=True)
+    wanted.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report["errors"]))
+    for each in report["rows"]:
+        print(each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Attention by moments in its kernels, interpreted on a CPU, against the open form.
+
+Run in a process of its own with TRITON_INTERPRET=1, which triton reads once.
+"""
+
+import torch
+
+import bayesify as bf
+from bayesify.conversion.scope import forward_by
+from bayesify.moments import Moments, attention_rules, fused_attention
+
+SIZES = [(2, 3, 37, 37, 16), (1, 2, 5, 70, 32), (1, 1, 1, 1, 16), (1, 1, 33, 20, 128)]
+
+
+def given(batch, heads, targets, sources, features, scale=0.3):
+    torch.manual_seed(targets)
+    counts = (targets, targets, sources, sources, sources, sources)
+    parts = [torch.randn(batch, count, heads, features).transpose(1, 2) for count in counts]
+    # Means of keys and values far from 0 are what the kernels take out first.
+    return [
+        part.square() * scale if index % 2 else part + index
+        for index, part in enumerate(part.double() for part in parts)
+    ]
+
+
+def moments_of(tensors):
+    return [Moments(tensors[index], tensors[index + 1]) for index in (0, 2, 4)]
+
+
+def compared(sizes):
+    """Compare results and gradients in float32 with those of the open form in float64."""
+    scale = sizes[-1] ** -0.5
+    results = []
+    for call, dtype in (
+        (fused_attention.fused_attention, torch.float32),
+        (open_form, torch.double),
+    ):
+        inputs = [each.to(dtype).requires_grad_() for each in given(*sizes)]
+        mean, variance = call(*moments_of(inputs), scale).pair()
+        torch.manual_seed(1)
+        weights = [torch.randn(mean.shape).to(mean) for _ in range(2)]
+        results.append([mean, variance, *torch.autograd.grad([mean, variance], inputs, weights)])
+    for ours, true in zip(*results, strict=True):
+        largest = true.abs().max().item()
+        torch.testing.assert_close(ours.double(), true, rtol=1e-4, atol=2e-6 * largest)
+
+
+def open_form(query, key, value, scale):
+    # A mask of zeros is one that no kernel takes.
+    return attention_rules.attend(query, key, value, torch.zeros(()).double(), 0.0, scale)
+
+
+def compiled():
+    """Compare a step of a transformer, compiled with the kernels in it, with an eager one."""
+    torch.manual_seed(0)
+    plain = bf.build_model("vit_tiny", num_classes=3, image_size=32, patch_size=16, depth=2)
+    model = bf.convert(plain, bf.MomentPropagation())
+    images = torch.randn(2, 3, 32, 32)
+    grads = []
+    for can_fuse in (lambda *_: True, lambda *_: False):
+        attention_rules.can_fuse = can_fuse
+        model.zero_grad()
+        forward = torch.compile(model, backend="aot_eager") if can_fuse(0) else model
+        with forward_by(model, "moments"):
+            mean, variance = forward(images).pair()
+        (mean.square().sum() + variance.sum()).backward()
+        grads.append([each.grad.clone() for each in model.parameters()])
+    for ours, true in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-3, atol=1e-4 * true.abs().max().item())
+
+
+if __name__ == "__main__":
+    for sizes in SIZES:
+        compared(sizes)
+    fused_attention._MOST_BYTES = 2**17
+    # Four heads at a time, of which the last are two.
+    compared(SIZES[0])
+    compiled()
+    print("all agree")
