@@ -27,8 +27,8 @@ class Tiles(NamedTuple):
 TILES = {
     "means": Tiles(64, 32, 4, 2),
     "variances": Tiles(64, 32, 4, 2),
-    "of_targets": Tiles(64, 32, 4, 2),
-    "of_queries": Tiles(64, 32, 4, 2),
+    "of_targets": Tiles(32, 64, 4, 2),
+    "of_queries": Tiles(64, 64, 4, 2),
 }
 _MOST_BYTES = 2**30
 """Of matrices of targets by sources that lie in memory together while gradients are found."""
