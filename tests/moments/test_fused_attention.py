@@ -9,49 +9,69 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesify.moments import Moments
+import bayesify as bf
+from bayesify.conversion.scope import forward_by
+from bayesify.moments import Moments, fused_attention
 from bayesify.moments.fused_attention import can_fuse
 
 
-def of(dtype, *shape, certain=False, device="cpu"):
+def of(dtype=torch.bfloat16, shape=(2, 3, 5, 64), certain=False, device="cpu"):
     mean = torch.zeros(shape, dtype=dtype, device=device)
     return Moments(mean, None if certain else 1.0)
 
 
-class OnGpu(Moments):
-    """Moments that say they lie on a GPU."""
-
-    @property
-    def device(self):
-        return torch.device("cuda")
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(fused_attention, "DEVICES", ("cpu",))
+    monkeypatch.setattr(fused_attention, "HAS_TRITON", True)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with a GPU")
-def test_only_bfloat16_with_variances_of_four_dimensions_on_a_gpu_is_fused():
-    def gpu(dtype=torch.bfloat16, shape=(2, 3, 5, 64), certain=False):
-        given = of(dtype, *shape, certain=certain)
-        return OnGpu(given.expected, given.variance_or_none)
-
-    usual = gpu()
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_only_bfloat16_with_variances_in_four_dimensions_is_fused():
+    usual = of()
     assert can_fuse(usual, usual, usual)
-    assert can_fuse(usual, gpu(shape=(2, 3, 7, 64)), gpu(shape=(2, 3, 7, 64)))
+    assert can_fuse(usual, of(shape=(2, 3, 7, 64)), of(shape=(2, 3, 7, 64)))
     for other in (
-        gpu(torch.float32),
-        gpu(torch.float16),
-        gpu(certain=True),
-        gpu(shape=(2, 3, 5, 48)),
-        gpu(shape=(3, 5, 64)),
-        gpu(shape=(2, 1, 5, 64)),
-        gpu(shape=(2, 3, 0, 64)),
-        of(torch.bfloat16, 2, 3, 5, 64, device="meta"),
+        of(torch.float32),
+        of(torch.float16),
+        of(certain=True),
+        of(shape=(2, 3, 5, 48)),
+        of(shape=(3, 5, 64)),
+        of(shape=(2, 1, 5, 64)),
+        of(shape=(2, 3, 0, 64)),
+        of(device="meta"),
     ):
         assert not can_fuse(usual, other, other)
         assert not can_fuse(other, usual, usual)
 
 
 def test_nothing_is_fused_on_a_cpu():
-    given = of(torch.bfloat16, 2, 3, 5, 64)
+    given = of()
     assert not can_fuse(given, given, given)
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how dynamo calls a Function
+def test_a_compiled_transformer_is_one_graph_with_an_operation_for_each_attention():
+    torch._dynamo.reset()
+    found = []
+
+    def backend(graph, inputs):
+        named = "attention_moments"
+        found.extend(node for node in graph.graph.nodes if named in str(node.target))
+        raise NotImplementedError("no kernels here")
+
+    plain = bf.build_model("vit_tiny", num_classes=3, image_size=32, patch_size=16, depth=2)
+    model = bf.convert(plain, bf.MomentPropagation())
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with (
+        forward_by(model, "moments"),
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no kernels here"),
+    ):
+        compiled(torch.randn(2, 3, 32, 32))
+    assert len(found) == 2
+    torch._dynamo.reset()
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with a GPU")

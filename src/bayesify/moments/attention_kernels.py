@@ -13,9 +13,10 @@ Squares of differences are multiplied out, so that all sums are products of matr
 values are taken in two parts, each of which holds all of its digits in half precision, so that
 nothing is lost where an attended value is nearly one of the values.
 
-A program has a block of targets and goes over the sources. Factors of products
-lie ready in memory (`sources_made`): what is computed where it is needed takes registers, of which
-there are too few. Products have the type of the means, their sums are float32.
+A program has a block of targets and goes over the sources, or the reverse. Factors of products
+lie ready in memory (`sources_made`, and `targets_made` in `attention_gradients`): what is computed
+where it is needed takes registers, of which there are too few. Products have the type of the
+means, their sums are float32.
 
 Reference: Dao, Fu, Ermon, Rudra, Ré (2022), "FlashAttention: fast and memory-efficient exact
 attention with IO-awareness", for how scores are kept from memory.
@@ -48,50 +49,42 @@ def keep(pointer, values, rows, stride, columns, count):
 
 
 @triton.jit
-def score_parts(q, second, q_var, shifted, k, k_var, k_square, level, top, is_there, scale):
-    """Return p, a and d of a tile, given q, q^2 + v_q, v_q and -2 v_q c of targets."""
-    scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
+    """Return p, a and d of a tile.
+
+    Of targets by sources if x is q, q^2 + v_q, v_q and -2 v_q c, and y is k, v_k, k^2 and k; of
+    sources by targets if they change places.
+    """
+    scores = tl.dot(x1, tl.trans(y1)) * (scale * LOG2_E)
     p = tl.where(is_there, tl.exp2(scores - top), 0.0)
-    a = tl.dot(second, tl.trans(k_var)) * (scale * scale)
-    d = tl.dot(shifted, tl.trans(k), tl.dot(q_var, tl.trans(k_square)))
+    a = tl.dot(x2, tl.trans(y2)) * (scale * scale)
+    d = tl.dot(x4, tl.trans(y4), tl.dot(x3, tl.trans(y3)))
     return p, a, tl.maximum(d + level, 0.0) * (scale * scale)
 
 
 @triton.jit
 def sources_made(
-    k, v, v_mean, keys, k_square, values, v_square, v_rest,
+    k, v, k_mean, v_mean, keys, k_square, values, v_square, v_rest,
     heads, sources, kb, kh, kn,
     D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values less their means, and their squares; those of values in two parts."""
-    head, columns = tl.program_id(0), tl.arange(0, D)
+    head, rows, columns = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, D)
     b, h = (head // heads).to(tl.int64), head % heads
-    k += b * kb + h * kh
-    v += b * kb + h * kh
     there = head.to(tl.int64) * sources * D
     kind = k.dtype.element_ty
-    k_middle = tl.zeros([D], tl.float32)
-    v_middle = tl.zeros([D], tl.float32)
-    for start in range(0, sources, N):
-        rows = start + tl.arange(0, N)
-        k_middle += tl.sum(tile(k, rows, kn, columns, sources).to(tl.float32), 0)
-        v_middle += tl.sum(tile(v, rows, kn, columns, sources).to(tl.float32), 0)
-    k_middle, v_middle = k_middle / sources, v_middle / sources
-    tl.store(v_mean + head * D + columns, v_middle)
-    for start in range(0, sources, N):
-        rows = start + tl.arange(0, N)
-        less = tile(k, rows, kn, columns, sources).to(tl.float32) - k_middle[None, :]
-        less = less.to(kind)
-        keep(keys + there, less, rows, D, columns, sources)
-        less = less.to(tl.float32)
-        keep(k_square + there, less * less, rows, D, columns, sources)
-        less = tile(v, rows, kn, columns, sources).to(tl.float32) - v_middle[None, :]
-        less = less.to(kind)
-        keep(values + there, less, rows, D, columns, sources)
-        less = less.to(tl.float32)
-        square = (less * less).to(kind)
-        keep(v_square + there, square, rows, D, columns, sources)
-        keep(v_rest + there, less * less - square.to(tl.float32), rows, D, columns, sources)
+    less = tile(k + b * kb + h * kh, rows, kn, columns, sources).to(tl.float32)
+    less = (less - tl.load(k_mean + head * D + columns)[None, :]).to(kind)
+    keep(keys + there, less, rows, D, columns, sources)
+    less = less.to(tl.float32)
+    keep(k_square + there, less * less, rows, D, columns, sources)
+    less = tile(v + b * kb + h * kh, rows, kn, columns, sources).to(tl.float32)
+    less = (less - tl.load(v_mean + head * D + columns)[None, :]).to(kind)
+    keep(values + there, less, rows, D, columns, sources)
+    less = less.to(tl.float32)
+    square = (less * less).to(kind)
+    keep(v_square + there, square, rows, D, columns, sources)
+    keep(v_rest + there, less * less - square.to(tl.float32), rows, D, columns, sources)
 
 
 @triton.jit
@@ -189,7 +182,7 @@ def variances(
         k2 = tile(k_square + ready, places, D, columns, sources)
         is_there = places[None, :] < sources
         p, a, d = score_parts(
-            queries, second, q_var, shifted, k, k_var, k2, level, top, is_there, scale
+            queries, second, q_var, shifted, k, k_var, k2, k, level, top, is_there, scale
         )
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         v_var = tile(vv, places, wn, columns, sources).to(kind)

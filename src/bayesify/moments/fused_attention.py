@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -12,6 +11,9 @@ from torch import Tensor
 from bayesify.moments.moments import Moments
 
 FEATURES = (16, 32, 64, 128)
+DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
+# Asked once: compiled code cannot.
+HAS_TRITON = find_spec("triton") is not None
 
 
 class Tiles(NamedTuple):
@@ -27,30 +29,26 @@ class Tiles(NamedTuple):
 TILES = {
     "means": Tiles(64, 32, 4, 2),
     "variances": Tiles(64, 32, 4, 2),
-    "of_targets": Tiles(32, 64, 4, 2),
-    "of_queries": Tiles(64, 64, 4, 2),
+    "of_targets": Tiles(128, 64, 8, 2),
+    "of_queries": Tiles(128, 32, 8, 2),
+    "of_values": Tiles(32, 64, 4, 2),
+    "of_keys": Tiles(32, 64, 4, 2),
 }
-_MOST_BYTES = 2**30
-"""Of matrices of targets by sources that lie in memory together while gradients are found."""
+_MAKING = 64
 
 
 def can_fuse(query: Moments, key: Moments, value: Moments) -> bool:
     """Whether there are kernels for these: bfloat16 on a GPU, all of them with a variance."""
     parts = (query, key, value)
     return (
-        all(each.device.type == "cuda" for each in parts)
-        and all(each.dtype == torch.bfloat16 and not each.is_certain for each in parts)
+        HAS_TRITON
+        and all(each.device.type in DEVICES for each in parts)
+        and all(each.dtype in TYPES and not each.is_certain for each in parts)
         and all(each.ndim == 4 and each.shape[:2] == query.shape[:2] for each in parts)
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and query.shape[-1] in FEATURES
         and min(query.shape.numel(), key.shape.numel()) > 0
-        and _has_triton()
     )
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) -> Moments:
@@ -89,8 +87,7 @@ def _gradient_shapes(
     inputs: list[Tensor], saved: list[Tensor], of_mean: Tensor, of_variance: Tensor, scale: float
 ) -> list[Tensor]:
     del saved, of_mean, of_variance, scale
-    of_queries = [_tokens_like(each) for each in inputs[:2]]
-    return [*of_queries, *(_contiguous_like(each) for each in inputs[2:])]
+    return [_tokens_like(each) for each in inputs]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -117,17 +114,16 @@ def run_forward(
     """
     from bayesify.moments import attention_kernels as kernels
 
-    head = _Heads(q, qv, k, kv, v, vv)
+    head = _Head(q, qv, k, kv, v, vv, scale)
     out, centre, pull = (_tokens_like(q) for _ in range(3))
     offset, out_v = _tokens_like(q, torch.float32), _tokens_like(q, qv.dtype)
     lse, share = head.rows(), head.rows()
-    v_mean, keys, k_square, values, v_square, v_rest = head.sources_made()
+    keys, k_square, values, v_square, v_rest = head.sources_made()
     q, qv, _, kv, _, vv = head.tensors
-    sizes = (scale, head.heads, head.targets, head.sources, *_strides(q, qv, kv))
-    given = (q, qv, kv, keys, values, v_mean, out, centre, offset, lse, share)
-    head.run(kernels.means, head.count, *given, *sizes)
-    given = (q, qv, kv, vv, keys, k_square, values, v_square, v_rest, centre, offset, lse, share)
-    head.run(kernels.variances, head.count, *given, out_v, pull, *sizes)
+    results = (out, centre, offset, lse, share)
+    head.run(kernels.means, "targets", q, qv, kv, keys, values, head.v_mean, *results)
+    made = (keys, k_square, values, v_square, v_rest, centre, offset, lse, share)
+    head.run(kernels.variances, "targets", q, qv, kv, vv, *made, out_v, pull)
     return out, out_v, centre, pull, lse, share
 
 
@@ -137,110 +133,88 @@ def run_backward(
     """Return the gradients of means and variances of queries, keys and values."""
     from bayesify.moments import attention_gradients as kernels
 
-    head = _Heads(*inputs)
+    head = _Head(*inputs, scale)
     out, centre, pull, lse, share = saved
     g, r = _alike(of_mean, of_variance)
-    grad_q, grad_qv = (_tokens_like(each) for each in inputs[:2])
-    grads = [_contiguous_like(each) for each in inputs[2:]]
-    v_mean, keys, k_square, values, v_square, _ = head.sources_made()
+    grads = [_tokens_like(each) for each in inputs]
+    grad_q, grad_qv, grad_k, grad_kv, grad_v, grad_vv = grads
+    keys, k_square, values, v_square, _ = head.sources_made()
     q, qv, _, kv, _, vv = head.tensors
-    of_share, delta = head.rows(), head.rows()
-    # Rows begin at multiples of 16 bytes, which the library's fast products ask for.
-    stride = -(-head.sources // 8) * 8
-    num_matrices, num_factors = kernels.NUM_MATRICES.value, kernels.NUM_FACTORS.value
-    each = num_matrices * head.targets * stride * q.element_size()
-    most = max(1, min(head.count, _MOST_BYTES // each))
-    matrices = q.new_empty((most, head.targets, num_matrices, stride))
-    factors = q.new_empty((most, num_factors, head.targets, head.features))
-    for start in range(0, head.count, most):
-        count = min(most, head.count - start)
-        sizes = (scale, start, head.heads, head.targets, head.sources)
-        head.run(
-            kernels.of_targets, count, q, qv, kv, vv, g, r, keys, k_square, values, v_square,
-            v_mean, out, centre, pull, lse, share, matrices, factors, grad_qv, of_share, delta,
-            *sizes, *_strides(q, qv, kv, r), S=stride,
-        )  # fmt: skip
-        head.run(
-            kernels.of_queries, count, kv, keys, values, matrices, factors, of_share, delta,
-            grad_q, grad_qv, *sizes, *_strides(kv), S=stride,
-        )  # fmt: skip
-        block = slice(start, start + count)
-        made = (each.flatten(0, 1)[block] for each in (keys, values))
-        found = (each.flatten(0, 1)[block] for each in grads)
-        _sum_over_targets(matrices[:count, ..., : head.sources], factors[:count], *made, *found)
-    return [grad_q, grad_qv, *grads]
+    second, shifted, of_out, of_offset, of_centre = (head.made(q) for _ in range(5))
+    level, g_level, along, of_share, delta = (head.rows() for _ in range(5))
+    head.make(
+        kernels.targets_made, "targets",
+        q, qv, out, head.v_mean, centre, pull, g, r,
+        second, shifted, of_out, of_offset, level, g_level, along,
+        head.heads, head.targets, *q.stride()[:3], *qv.stride()[:3], *g.stride()[:3],
+        D=head.features, M=_MAKING,
+    )  # fmt: skip
+    of_sources, of_targets = (keys, k_square, values, v_square), (second, shifted, of_offset)
+    strides = r.stride()[:3]
+    first = (q, qv, kv, vv, r, *of_sources, *of_targets)
+    head.run(
+        kernels.of_targets, "targets", *first, centre, lse, share, level, g_level, along,
+        of_centre, grad_qv, of_share, delta, strides=strides,
+    )  # fmt: skip
+    first = (*first, of_out, of_centre, lse, share, level, g_level, of_share, delta)
+    head.run(kernels.of_queries, "targets", *first, grad_q, grad_qv, strides=strides)
+    head.run(kernels.of_keys, "sources", *first, grad_k, grad_kv, strides=strides)
+    head.run(
+        kernels.of_values, "sources", q, qv, kv, r, keys, k_square, values, *of_targets, of_out,
+        lse, share, level, grad_v, grad_vv, strides=strides,
+    )  # fmt: skip
+    return grads
 
 
-def _sum_over_targets(
-    matrices: Tensor,
-    factors: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    grad_k: Tensor,
-    grad_kv: Tensor,
-    grad_v: Tensor,
-    grad_vv: Tensor,
-) -> None:
-    """Write the gradients of keys and values: sums of products of matrices and factors."""
-    from bayesify.moments import attention_gradients as kernels
-
-    def add(
-        result: Tensor, matrix: Any, factor: Any, *, beta: float = 1.0, alpha: float = 1.0
-    ) -> Tensor:
-        left, right = matrices[:, :, matrix.value].mT, factors[:, factor.value]
-        return result.baddbmm_(left, right, beta=beta, alpha=alpha)
-
-    add(grad_k, kernels.GD, kernels.QV, beta=0.0, alpha=2.0).mul_(keys)
-    add(grad_k, kernels.GD, kernels.QC)
-    add(grad_k, kernels.GS, kernels.Q)
-    add(grad_k, kernels.P, kernels.GC)
-    add(grad_v, kernels.W, kernels.R, beta=0.0, alpha=2.0).mul_(values)
-    add(grad_v, kernels.W, kernels.RO)
-    add(grad_v, kernels.P, kernels.G)
-    add(grad_kv, kernels.GA, kernels.Q2, beta=0.0)
-    add(grad_vv, kernels.U, kernels.R, beta=0.0)
-
-
-class _Heads:
+class _Head:
     """What all kernels of one attention take."""
 
-    def __init__(self, *tensors: Tensor) -> None:
+    def __init__(self, *given: Any) -> None:
+        *tensors, self.scale = given
         self.tensors = _aligned(*tensors)
-        q, k = self.tensors[0], self.tensors[2]
+        q, qv, k, kv, v, _ = self.tensors
         batch, self.heads, self.targets, self.features = q.shape
         self.count, self.sources = batch * self.heads, k.shape[2]
+        self.k_mean, self.v_mean = (each.mean(2, dtype=torch.float32) for each in (k, v))
+        self.strides = [stride for each in (q, qv, kv) for stride in each.stride()[:3]]
 
     def rows(self) -> Tensor:
         """Return room for one number of each target."""
         return self.tensors[0].new_empty(self.tensors[0].shape[:3], dtype=torch.float32)
 
+    def made(self, like: Tensor) -> Tensor:
+        """Return room for factors, (batch, heads, tokens, features) in memory too."""
+        return self.tensors[0].new_empty(like.shape)
+
+    def make(self, kernel: Any, over: str, *args: Any, **sizes: int) -> None:
+        """Run a kernel that makes factors of "targets" or of "sources"."""
+        kernel[(-(-getattr(self, over) // _MAKING), self.count)](*args, **sizes)
+
     def sources_made(self) -> list[Tensor]:
-        """Return the mean of values, and factors of products: k, k^2, v, and v^2 in two parts."""
+        """Return factors of products: k, k^2, v, and v^2 in two parts."""
         from bayesify.moments.attention_kernels import sources_made
 
         _, _, k, _, v, _ = self.tensors
-        v_mean = k.new_empty((self.count, self.features), dtype=torch.float32)
-        made = [v_mean, *(_contiguous_like(k) for _ in range(5))]
-        sizes = (self.heads, self.sources, *_strides(k))
-        kernel: Any = sources_made
-        kernel[(self.count,)](k, v, *made, *sizes, D=self.features, N=64)
+        made = [self.made(k) for _ in range(5)]
+        strides = k.stride()[:3]
+        self.make(
+            sources_made, "sources",
+            k, v, self.k_mean, self.v_mean, *made, self.heads, self.sources, *strides,
+            D=self.features, N=_MAKING,
+        )  # fmt: skip
         return made
 
-    def run(self, kernel: Any, count: int, *args: Any, **fixed: int) -> None:
-        """Run a kernel, whose programs have a block of targets each, for so many heads."""
+    def run(self, kernel: Any, over: str, *tensors: Tensor, strides: tuple[int, ...] = ()) -> None:
+        """Run a kernel whose programs have a block of "targets" or of "sources" each."""
         tiles = TILES[kernel.fn.__name__]
         # A program of 128 features holds as much as two of 64.
         narrow = 2 if self.features > 64 else 1
-        num_targets, num_sources = tiles.targets // narrow, tiles.sources // narrow
-        kernel[(-(-self.targets // num_targets), count)](
-            *args, **fixed, D=self.features, M=num_targets, N=num_sources,
+        num_programs = -(-getattr(self, over) // (getattr(tiles, over) // narrow))
+        kernel[(num_programs, self.count)](
+            *tensors, self.scale, self.heads, self.targets, self.sources, *self.strides, *strides,
+            D=self.features, M=tiles.targets // narrow, N=tiles.sources // narrow,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Return those of batch, head and token."""
-    return [stride for each in tensors for stride in each.stride()[:3]]
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
@@ -267,7 +241,3 @@ def _tokens_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     batch, heads, tokens, features = tensor.shape
     empty = tensor.new_empty((batch, tokens, heads, features), dtype=dtype or tensor.dtype)
     return empty.transpose(1, 2)
-
-
-def _contiguous_like(tensor: Tensor) -> Tensor:
-    return tensor.new_empty(tensor.shape)
