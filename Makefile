@@ -4,11 +4,12 @@ BIN := .venv/bin
 # Two threads on a busy machine can be seventy times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test kernels check format clean
 
 help:
 	@echo "make demo    train a plain and a Bayesian network on real digits, compare them, draw it"
 	@echo "make test    run the checks and the tests"
+	@echo "make kernels interpret the GPU kernels on a CPU and compare them (fetches triton, 1 GB)"
 	@echo "make check   run ruff and pyright"
 	@echo "make format  let ruff format and mend the code"
 	@echo "make clean   remove the virtual environment"
@@ -30,6 +31,13 @@ check: .venv/.installed
 
 test: check
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# In a folder of its own: torch for a CPU does not come with it, and is tested as it comes.
+.venv/triton: .venv/.installed
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ triton==3.9.0
+
+kernels: .venv/triton
+	PYTHONPATH=.venv/triton $(BIN)/pytest tests/moments/test_fused_attention.py
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
