@@ -27,15 +27,23 @@ def moments_of(tensors):
     return [Moments(tensors[index], tensors[index + 1]) for index in (0, 2, 4)]
 
 
-def compared(sizes):
-    """Compare results and gradients in float32 with those of the open form in float64."""
+def compared(sizes, certain=()):
+    """Compare results and gradients in float32 with those of the open form in float64.
+
+    Args:
+        sizes: Of batch, heads, targets, sources and features.
+        certain: Which variances are 0.
+    """
     scale = sizes[-1] ** -0.5
     results = []
     for call, dtype in (
         (fused_attention.fused_attention, torch.float32),
         (open_form, torch.double),
     ):
-        inputs = [each.to(dtype).requires_grad_() for each in given(*sizes)]
+        inputs = [
+            (each.to(dtype) * (index not in certain)).requires_grad_()
+            for index, each in enumerate(given(*sizes))
+        ]
         mean, variance = call(*moments_of(inputs), scale).pair()
         torch.manual_seed(1)
         weights = [torch.randn(mean.shape).to(mean) for _ in range(2)]
@@ -48,6 +56,36 @@ def compared(sizes):
 def open_form(query, key, value, scale):
     # A mask of zeros is one that no kernel takes.
     return attention_rules.attend(query, key, value, torch.zeros(()).double(), 0.0, scale)
+
+
+def other_derivatives():
+    """Compare derivatives that kernels do not have with those of the open form."""
+    fused_attention.TYPES = (torch.float32,)
+    tensors = [each.float() for each in given(1, 2, 3, 4, 16)]
+
+    def total(q):
+        parts = moments_of([q, *tensors[1:]])
+        return sum(
+            each.square().sum() for each in attention_rules.attend(*parts, None, 0.0, 0.25).pair()
+        )
+
+    def slope(q):
+        (found,) = torch.autograd.grad(total(q), q, create_graph=True)
+        return found.square().sum()
+
+    found = []
+    for devices in (("cpu",), ()):
+        fused_attention.DEVICES = devices
+        q = tensors[0].clone().requires_grad_()
+        found.append(
+            [
+                torch.func.jvp(total, (tensors[0],), (torch.ones_like(tensors[0]),))[1],
+                torch.func.grad(total)(tensors[0]),
+                torch.autograd.grad(slope(q), q)[0],
+            ]
+        )
+    for ours, true in zip(*found, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5 * true.abs().max().item())
 
 
 def compiled():
@@ -73,5 +111,10 @@ def compiled():
 if __name__ == "__main__":
     for sizes in SIZES:
         compared(sizes)
+    for certain in ((1,), (3,), (5,), (1, 3, 5)):
+        compared(SIZES[0], certain)
+    fused_attention.TILES = fused_attention.SMALL_TILES
+    compared(SIZES[0])
+    other_derivatives()
     compiled()
     print("all agree")

@@ -43,6 +43,25 @@ def test_only_bfloat16_with_variances_in_four_dimensions_is_fused():
     ):
         assert not can_fuse(usual, other, other)
         assert not can_fuse(other, usual, usual)
+    assert not can_fuse(usual, of(shape=(2, 3, 7, 64)), of(shape=(2, 3, 6, 64)))
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.func.jvp loads
+def test_other_derivatives_than_those_of_a_backward_pass_are_left_to_the_open_form():
+    seen = []
+
+    def call(mean):
+        seen.append(can_fuse(*[Moments(mean, torch.ones_like(mean))] * 3))
+        return mean.sum()
+
+    mean = torch.zeros(2, 3, 5, 64, dtype=torch.bfloat16)
+    call(mean.requires_grad_())
+    torch.func.grad(call)(mean)
+    torch.func.jvp(call, (mean,), (mean,))
+    with torch.autograd.forward_ad.dual_level():
+        call(torch.autograd.forward_ad.make_dual(mean.detach(), mean.detach()))
+    assert seen == [True, False, False, False]
 
 
 def test_nothing_is_fused_on_a_cpu():

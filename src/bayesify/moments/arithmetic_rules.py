@@ -15,15 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.activation_rules import square
-from bayesify.moments.moments import (
-    Moments,
-    in_place,
-    is_bfloat16_autocast,
-    mean_of,
-    precise_dtype,
-    rule,
-    variance_of,
-)
+from bayesify.moments.moments import Moments, in_place, mean_of, precise_dtype, rule, variance_of
 from bayesify.moments.products import product_variance
 from bayesify.moments.smooth_rules import reciprocal
 
@@ -121,7 +113,4 @@ def _sum_variance(left: Tensor | None, right: Tensor | None, alpha: float) -> Te
         right = right * alpha**2
     if left is None or right is None:
         return right if left is None else left
-    if torch.bfloat16 in (left.dtype, right.dtype) and is_bfloat16_autocast(left):
-        # All digits of it that are: half of what a transformer's sums would take in float32.
-        return (left + right).to(torch.bfloat16)
     return left + right

@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bayesify.moments.attention_kernels import keep, score_parts, tile
+from bayesify.moments.attention_kernels import block, keep, score_parts, tile
 
 
 @triton.jit
@@ -44,8 +44,9 @@ def targets_made(
     D: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Write q^2 + v_q, -2 v_q c, g', -2 r o, and of each target sums of v_q c^2, r o^2 and g' o."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(targets, M)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     ready = head.to(tl.int64) * targets * D
     step = heads * D
     there = b * targets * step + h * D
@@ -77,8 +78,9 @@ def of_targets(
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write gc, gt, the softmax's sum of p gp, and what d gives to the gradient of v_q."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(targets, M)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     kv += b * wb + h * wh
     vv += b * wb + h * wh
     ready, own = head.to(tl.int64) * sources * D, head.to(tl.int64) * targets * D
@@ -116,7 +118,8 @@ def of_targets(
         within += tl.sum(
             p2 * (gu * (1.0 + d + (1.0 - 3.0 * p) * a + spread[:, None]) + gw * (a + d)), 1
         )
-        gd = tl.where(d > 0.0, (gu + gw) * p2, 0.0).to(kind)
+        is_inside, d = d >= 0.0, tl.maximum(d, 0.0)
+        gd = tl.where(is_inside, (gu + gw) * p2, 0.0).to(kind)
         weight += tl.sum(gd.to(tl.float32), 1)
         x = tl.dot(gd, k, x)
         y = tl.dot(gd, k2, y)
@@ -142,8 +145,9 @@ def of_queries(
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of queries, and complete that of their variances."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(targets, M)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     kv += b * wb + h * wh
     vv += b * wb + h * wh
     ready, own = head.to(tl.int64) * sources * D, head.to(tl.int64) * targets * D
@@ -202,8 +206,9 @@ def of_values(
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of values and of their variances; tiles are sources by targets."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(sources, N)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     q += b * qb + h * qh
     qv += b * ub + h * uh
     of_var += b * ob + h * oh
@@ -230,6 +235,7 @@ def of_values(
         p, a, d = score_parts(
             k, k_var, k2, k, queries, q2, q_var, qc, lift, top, is_there[None, :], scale
         )
+        d = tl.maximum(d, 0.0)
         r = tile(of_var, places, on, columns, targets).to(kind)
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         along_vv = tl.dot(u.to(kind), r, along_vv)
@@ -253,8 +259,9 @@ def of_keys(
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of keys and of their variances; tiles are sources by targets."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(sources, N)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     q += b * qb + h * qh
     qv += b * ub + h * uh
     of_var += b * ob + h * oh
@@ -287,13 +294,14 @@ def of_keys(
         p, a, d = score_parts(
             k, k_var, k2, k, queries, q2, q_var, qc, lift, top, is_there[None, :], scale
         )
+        is_inside, d = d >= 0.0, tl.maximum(d, 0.0)
         r = tile(of_var, places, on, columns, targets).to(kind)
         ro = tile(of_offset + own, places, D, columns, targets)
         gu, gw = slopes(v_var, v2, v, r, r, ro, g_lift)
         p2 = p * p
         ga = p2 * ((1.0 - 2.0 * p) * gu + g_share + gw)
         along_kv = tl.dot(ga.to(kind), q2, along_kv)
-        gd = tl.where(d > 0.0, (gu + gw) * p2 * (scale * scale), 0.0).to(kind)
+        gd = tl.where(is_inside, (gu + gw) * p2 * (scale * scale), 0.0).to(kind)
         with_k = tl.dot(gd, q_var, with_k)
         along_k = tl.dot(gd, qc, along_k)
         inner = gu * (1.0 + d + (1.0 - 3.0 * p) * a + spread) + gw * (a + d) + g_share * a

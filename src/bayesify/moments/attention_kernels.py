@@ -9,9 +9,10 @@ keys, or of all values, changes nothing but the mean of the output), c = p k and
     w_ij = p_ij^2 (a_ij + d_ij)
     variance_id = sum_j u_ij v_v,jd + sum_j w_ij (v_jd - o_id)^2
 
-Squares of differences are multiplied out, so that all sums are products of matrices. Squares of
-values are taken in two parts, each of which holds all of its digits in half precision, so that
-nothing is lost where an attended value is nearly one of the values.
+What of this is exact `attention_rules` says. Squares of differences are multiplied out, so that all
+sums are products of matrices. Squares of values are taken in two parts, each of which holds all of
+its digits in half precision, so that nothing is lost where an attended value is nearly one of the
+values.
 
 A program has a block of targets and goes over the sources, or the reverse. Factors of products
 lie ready in memory (`sources_made`, and `targets_made` in `attention_gradients`): what is computed
@@ -35,22 +36,31 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def block(length, SIZE: tl.constexpr):
+    """Return the head that a program is for, and the tokens of its block."""
+    # All on the first axis, which alone has room for any number of heads.
+    count = tl.cdiv(length, SIZE)
+    program = tl.program_id(0)
+    return program // count, program % count * SIZE + tl.arange(0, SIZE)
+
+
+@triton.jit
 def tile(pointer, rows, stride, columns, count):
     """Return rows of a tensor, 0 after the last."""
-    where = pointer + rows[:, None] * stride + columns[None, :]
+    where = pointer + rows[:, None].to(tl.int64) * stride + columns[None, :]
     return tl.load(where, mask=rows[:, None] < count, other=0.0)
 
 
 @triton.jit
 def keep(pointer, values, rows, stride, columns, count):
     """Write rows of a tensor, up to the last."""
-    where = pointer + rows[:, None] * stride + columns[None, :]
+    where = pointer + rows[:, None].to(tl.int64) * stride + columns[None, :]
     tl.store(where, values.to(pointer.dtype.element_ty), mask=rows[:, None] < count)
 
 
 @triton.jit
 def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
-    """Return p, a and d of a tile.
+    """Return p, a and d of a tile, d as it is rounded: it may lie below 0.
 
     Of targets by sources if x is q, q^2 + v_q, v_q and -2 v_q c, and y is k, v_k, k^2 and k; of
     sources by targets if they change places.
@@ -59,7 +69,7 @@ def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
     p = tl.where(is_there, tl.exp2(scores - top), 0.0)
     a = tl.dot(x2, tl.trans(y2)) * (scale * scale)
     d = tl.dot(x4, tl.trans(y4), tl.dot(x3, tl.trans(y3)))
-    return p, a, tl.maximum(d + level, 0.0) * (scale * scale)
+    return p, a, (d + level) * (scale * scale)
 
 
 @triton.jit
@@ -69,8 +79,9 @@ def sources_made(
     D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values less their means, and their squares; those of values in two parts."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(sources, N)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     there = head.to(tl.int64) * sources * D
     kind = k.dtype.element_ty
     less = tile(k + b * kb + h * kh, rows, kn, columns, sources).to(tl.float32)
@@ -99,8 +110,9 @@ def means(
     keys and values wb, wh, wn. `keys` and `values` are (batch, head, token, feature), the results
     (batch, token, head, feature).
     """
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(targets, M)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     q += b * qb + h * qh
     kv += b * wb + h * wh
     keys += head.to(tl.int64) * sources * D
@@ -152,8 +164,9 @@ def variances(
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write the variance of attended values, and sum_j w_ij (v_j - o_i), which gradients need."""
-    head, rows, columns = tl.program_id(1), tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    b, h = (head // heads).to(tl.int64), head % heads
+    head, rows = block(targets, M)
+    columns = tl.arange(0, D)
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     q += b * qb + h * qh
     kv += b * wb + h * wh
     vv += b * wb + h * wh
@@ -184,6 +197,7 @@ def variances(
         p, a, d = score_parts(
             queries, second, q_var, shifted, k, k_var, k2, k, level, top, is_there, scale
         )
+        d = tl.maximum(d, 0.0)
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         v_var = tile(vv, places, wn, columns, sources).to(kind)
         by_value = tl.dot(u.to(kind), v_var, by_value)

@@ -10,6 +10,11 @@ k' = p k and o = p v the means over sources,
     E[p_ij^2] = p_ij^2 [1 + d_ij + (1 - 2 p_ij) a_ij + sum_l p_il^2 a_il]
     variance_id = sum_j E[p_ij^2] v_v,jd + sum_j p_ij^2 (a_ij + d_ij) (v_jd - o_id)^2
 
+One term of the last line is not exact: d_ij, the noise of a query, is taken there as if each
+source had its own. Together they would give scale^2 sum_e v_q,ie [sum_j p_ij (k_je - k'_ie)
+(v_jd - o_id)]^2, at as many times the cost as a head has features. Where only queries are random,
+single outputs come out up to three times too wide or too narrow.
+
 The first-order form of the paper takes the weights as independent, which for sources that are
 alike is several times too wide. On a GPU, in bfloat16 and without mask or dropout, all of this is
 one operation (`fused_attention`). The layers' fused C++ paths step aside when `__torch_function__`
@@ -57,6 +62,18 @@ def attend(
         return matmul(attention_weights(query, key, mask, dropout, scale), value)
     if mask is None and dropout == 0.0 and can_fuse(query, key, value):
         return fused_attention(query, key, value, scale)
+    return attend_openly(query, key, value, mask, dropout, scale)
+
+
+def attend_openly(
+    query: Moments,
+    key: Moments,
+    value: Moments,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float,
+) -> Moments:
+    """Return attended values by exact rules, in torch's own operations."""
     scores = torch.matmul(query.expected, key.expected.mT) * scale
     if mask is not None:
         scores = scores + mask

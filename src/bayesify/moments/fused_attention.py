@@ -1,4 +1,7 @@
-"""Attention by moments as one operation on a GPU, whose memory grows with the tokens alone."""
+"""Attention by moments as one operation on a GPU, whose memory grows with the tokens alone.
+
+Second derivatives, and those of `torch.func` or forward mode, are left to the open form.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.moments.moments import Moments
+from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 FEATURES = (16, 32, 64, 128)
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
@@ -26,6 +30,7 @@ class Tiles(NamedTuple):
 
 
 # The fastest of some on an H200, with 197 tokens of 64 features (`benchmarks/attention_gpu.py`).
+# They take up to 196 KiB of shared memory there, and 154 on an A100.
 TILES = {
     "means": Tiles(64, 32, 4, 2),
     "variances": Tiles(64, 32, 4, 2),
@@ -34,6 +39,9 @@ TILES = {
     "of_values": Tiles(32, 64, 4, 2),
     "of_keys": Tiles(32, 64, 4, 2),
 }
+# For GPUs that have less of it.
+SMALL_TILES = dict.fromkeys(TILES, Tiles(32, 32, 4, 1))
+_MUCH_SHARED_MEMORY = 160_000
 _MAKING = 64
 
 
@@ -42,13 +50,23 @@ def can_fuse(query: Moments, key: Moments, value: Moments) -> bool:
     parts = (query, key, value)
     return (
         HAS_TRITON
-        and all(each.device.type in DEVICES for each in parts)
+        and query.device.type in DEVICES
+        and query.device == key.device == value.device
         and all(each.dtype in TYPES and not each.is_certain for each in parts)
-        and all(each.ndim == 4 and each.shape[:2] == query.shape[:2] for each in parts)
-        and query.shape[-1] == key.shape[-1] == value.shape[-1]
-        and query.shape[-1] in FEATURES
+        and query.ndim == key.ndim == 4
+        and key.shape == value.shape
+        and (*query.shape[:2], query.shape[3]) == (*key.shape[:2], key.shape[3])
+        and query.shape[3] in FEATURES
         and min(query.shape.numel(), key.shape.numel()) > 0
+        and has_no_other_derivatives()
+        and _is_able(query.device)
     )
+
+
+@torch.compiler.assume_constant_result
+def _is_able(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) -> Moments:
@@ -98,8 +116,23 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor, *_: Any) -> tuple[Any, ...]:
     tensors = list(ctx.saved_tensors)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return *_differentiable(tensors[:6], of_mean, of_variance, ctx.scale), None
     grads = _attention_backward(tensors[:6], tensors[6:], of_mean, of_variance, ctx.scale)
     return (*grads, None)
+
+
+def _differentiable(
+    tensors: list[Tensor], of_mean: Tensor, of_variance: Tensor, scale: float
+) -> list[Tensor | None]:
+    """Return gradients that have gradients, by the open form."""
+    from bayesify.moments.attention_rules import attend_openly
+
+    parts = (Moments(*tensors[index : index + 2]) for index in (0, 2, 4))
+    results = attend_openly(*parts, mask=None, dropout=0.0, scale=scale).pair()
+    wanted = [each for each in tensors if each.requires_grad]
+    found = iter(torch.autograd.grad(results, wanted, (of_mean, of_variance), create_graph=True))
+    return [next(found) if each.requires_grad else None for each in tensors]
 
 
 _attention.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -177,6 +210,7 @@ class _Head:
         self.count, self.sources = batch * self.heads, k.shape[2]
         self.k_mean, self.v_mean = (each.mean(2, dtype=torch.float32) for each in (k, v))
         self.strides = [stride for each in (q, qv, kv) for stride in each.stride()[:3]]
+        self.tiles = _tiles_for(q.device)
 
     def rows(self) -> Tensor:
         """Return room for one number of each target."""
@@ -188,7 +222,7 @@ class _Head:
 
     def make(self, kernel: Any, over: str, *args: Any, **sizes: int) -> None:
         """Run a kernel that makes factors of "targets" or of "sources"."""
-        kernel[(-(-getattr(self, over) // _MAKING), self.count)](*args, **sizes)
+        self._launch(kernel, getattr(self, over), _MAKING, *args, **sizes)
 
     def sources_made(self) -> list[Tensor]:
         """Return factors of products: k, k^2, v, and v^2 in two parts."""
@@ -206,15 +240,21 @@ class _Head:
 
     def run(self, kernel: Any, over: str, *tensors: Tensor, strides: tuple[int, ...] = ()) -> None:
         """Run a kernel whose programs have a block of "targets" or of "sources" each."""
-        tiles = TILES[kernel.fn.__name__]
+        tiles = self.tiles[kernel.fn.__name__]
         # A program of 128 features holds as much as two of 64.
         narrow = 2 if self.features > 64 else 1
-        num_programs = -(-getattr(self, over) // (getattr(tiles, over) // narrow))
-        kernel[(num_programs, self.count)](
+        sizes = {"targets": tiles.targets // narrow, "sources": tiles.sources // narrow}
+        self._launch(
+            kernel, getattr(self, over), sizes[over],
             *tensors, self.scale, self.heads, self.targets, self.sources, *self.strides, *strides,
-            D=self.features, M=tiles.targets // narrow, N=tiles.sources // narrow,
+            D=self.features, M=sizes["targets"], N=sizes["sources"],
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
+
+    def _launch(self, kernel: Any, length: int, size: int, *args: Any, **settings: int) -> None:
+        """Run a kernel for all blocks of all heads, on the device of the tensors."""
+        with torch.cuda.device_of(self.tensors[0]):
+            kernel[(-(-length // size) * self.count,)](*args, **settings)
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
@@ -235,6 +275,13 @@ def _aligned(*tensors: Tensor) -> list[Tensor]:
 def _as_tokens(tensor: Tensor) -> Tensor:
     """Return (batch, heads, tokens, features), in memory (batch, tokens, heads, features)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _tiles_for(device: torch.device) -> dict[str, Tiles]:
+    if device.type != "cuda":
+        return TILES
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return TILES if room >= _MUCH_SHARED_MEMORY else SMALL_TILES
 
 
 def _tokens_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -50,8 +50,7 @@ class Moments:
     A variance of None means that the value is certain. Rules skip the work that a certain operand
     makes needless; `variance` is a tensor in every case, of zeros then. The variance of a float16
     mean is kept in float32, whose range it needs; that of a bfloat16 mean in bfloat16, which has
-    that range. So is one that comes with a float32 mean where autocast is on, as in the sums of a
-    transformer. Rules compute in float32 at least (`precise`), but for products.
+    that range. Rules compute in float32 at least (`precise`), but for products.
 
     Args:
         mean: The mean, of a floating-point type.
@@ -72,9 +71,7 @@ class Moments:
         if isinstance(variance, (int, float)):
             variance = torch.full_like(mean, variance, dtype=variance_dtype(mean.dtype))
         if variance is not None:
-            is_kept = variance.dtype == torch.bfloat16 and is_bfloat16_autocast(mean)
-            if not (is_kept and mean.dtype == torch.float32):
-                variance = variance.to(variance_dtype(mean.dtype))
+            variance = variance.to(variance_dtype(mean.dtype))
             if variance.shape != mean.shape:
                 self.shared_variance = variance
                 variance = variance.expand(mean.shape)
@@ -242,15 +239,6 @@ register_pytree_node(Moments, _flatten, _unflatten, serialized_type_name="bayesi
 def variance_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type that the variance of a mean of this type has."""
     return torch.float32 if dtype == torch.float16 else dtype
-
-
-def is_bfloat16_autocast(like: Tensor) -> bool:
-    """Whether autocast brings tensors on this device to bfloat16."""
-    kind = like.device.type
-    # Devices without autocast have no answer; asked for one of those, torch raises an error.
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return False
-    return torch.get_autocast_dtype(kind) == torch.bfloat16
 
 
 def precise_dtype(dtype: torch.dtype) -> torch.dtype:

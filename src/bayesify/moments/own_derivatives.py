@@ -13,11 +13,15 @@ def takes_own_derivatives(*inputs: Tensor | None) -> bool:
 
     Forward-mode derivatives take the open form: the compiler takes no Function that has its own.
     """
-    is_backward = torch.compiler.is_compiling() or (
+    is_wanted = any(x is not None and x.requires_grad for x in inputs)
+    return has_no_other_derivatives() and is_wanted and torch.is_grad_enabled()
+
+
+def has_no_other_derivatives() -> bool:
+    """Whether derivatives, if any, are those of a backward pass, not of `torch.func` or forward."""
+    return torch.compiler.is_compiling() or (
         peek_interpreter_stack() is None and forward_ad._current_level < 0
     )
-    is_wanted = any(x is not None and x.requires_grad for x in inputs)
-    return is_backward and is_wanted and torch.is_grad_enabled()
 
 
 def of_type(result: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.moments.moments import (
-    is_bfloat16_autocast,
-    mean_of,
-    precise_dtype,
-    variance_dtype,
-    variance_of,
-)
+from bayesify.moments.moments import mean_of, precise_dtype, variance_dtype, variance_of
 from bayesify.moments.own_derivatives import takes_own_derivatives
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -80,15 +74,20 @@ def product_dtype(left: Tensor, right: Tensor) -> torch.dtype:
 
 def product_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which autocast brings variances to bfloat16, but not to float16."""
-    return nullcontext() if is_bfloat16_autocast(like) else full_precision(like)
+    kind = like.device.type
+    is_safe = _is_autocast(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return nullcontext() if is_safe else full_precision(like)
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which autocast does not bring variances to half precision."""
     kind = like.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return torch.autocast(kind, enabled=False) if _is_autocast(kind) else nullcontext()
+
+
+def _is_autocast(kind: str) -> bool:
+    """Whether autocast is on; tensors of no device, where torch raises an error, have none."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def sum_of_variances(product: Tensor, seen: Tensor, shared: Tensor, added: Tensor | None) -> Tensor:
