@@ -282,3 +282,31 @@ def test_half_precision_is_near(dtype):
     scale = expected.expected.abs().mean()
     assert (found.expected.double() - expected.expected).abs().max() < 0.03 * scale
     torch.testing.assert_close(found.variance.double(), expected.variance, rtol=0.03, atol=0.0)
+
+
+def noise_of_queries(num_sources, features, values_are_keys):
+    """Return the variance that the noise of queries makes, by the rule and to first order."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, spread = (
+        torch.randn(8, 4, num_sources, features, generator=generator, dtype=torch.float64)
+        for _ in range(4)
+    )
+    v, variance, scale = k if values_are_keys else v, 0.01 * spread.square(), features**-0.5
+    ruled = F.scaled_dot_product_attention(Moments(q, variance), Moments(k), Moments(v)).variance
+    p = torch.softmax(q @ k.mT * scale, -1)
+    together = torch.einsum("bhij,bhje,bhjd->bhied", p, k, v)
+    together = together - (p @ k)[..., None] * (p @ v)[..., None, :]
+    return ruled, scale**2 * (variance[..., None] * together.square()).sum(-2)
+
+
+def test_noise_of_queries_is_right_on_the_whole_where_values_do_not_follow_keys():
+    ruled, true = noise_of_queries(64, 16, values_are_keys=False)
+    assert 0.8 < (ruled.sum() / true.sum()).item() < 1.0
+    ratios = torch.quantile((ruled / true).flatten()[:100_000], torch.tensor([0.05, 0.95]).double())
+    assert 0.4 < ratios[0].item() < 0.7
+    assert 1.5 < ratios[1].item() < 3.0
+
+
+def test_noise_of_queries_is_too_narrow_where_values_are_keys():
+    ruled, true = noise_of_queries(64, 16, values_are_keys=True)
+    assert 0.25 < (ruled.sum() / true.sum()).item() < 0.45

@@ -12,8 +12,9 @@ k' = p k and o = p v the means over sources,
 
 One term of the last line is not exact: d_ij, the noise of a query, is taken there as if each
 source had its own. Together they would give scale^2 sum_e v_q,ie [sum_j p_ij (k_je - k'_ie)
-(v_jd - o_id)]^2, at as many times the cost as a head has features. Where only queries are random,
-single outputs come out up to three times too wide or too narrow.
+(v_jd - o_id)]^2, at as many times the cost as a head has features. Of many sources whose keys and
+values have nothing to do with one another that comes to the same on the whole, single outputs
+apart; where values follow keys it is too narrow, by a factor of three with values equal to keys.
 
 The first-order form of the paper takes the weights as independent, which for sources that are
 alike is several times too wide. On a GPU, in bfloat16 and without mask or dropout, all of this is
