@@ -310,3 +310,19 @@ def test_noise_of_queries_is_right_on_the_whole_where_values_do_not_follow_keys(
 def test_noise_of_queries_is_too_narrow_where_values_are_keys():
     ruled, true = noise_of_queries(64, 16, values_are_keys=True)
     assert 0.25 < (ruled.sum() / true.sum()).item() < 0.45
+
+
+def test_a_target_that_sees_nothing_is_certain_to_be_0_with_gradients():
+    torch.manual_seed(0)
+    parts = [normal_moments(1, 2, 3, 4) for _ in range(3)]
+    inputs = [tensor.clone().requires_grad_() for part in parts for tensor in part.pair()]
+    query, key, value = (Moments(*inputs[index : index + 2]) for index in (0, 2, 4))
+    seen = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    result = F.scaled_dot_product_attention(query, key, value, seen)
+    plain = F.scaled_dot_product_attention(*(part.expected for part in parts), seen)
+    torch.testing.assert_close(result.expected, plain)
+    assert not result.expected[:, :, 1].any()
+    assert not result.variance[:, :, 1].any()
+    assert (result.variance[:, :, [0, 2]] > 0).all()
+    (result.expected.sum() + result.variance.sum()).backward()
+    assert all(each.grad.isfinite().all() for each in inputs)

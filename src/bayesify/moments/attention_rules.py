@@ -76,9 +76,14 @@ def attend_openly(
 ) -> Moments:
     """Return attended values by exact rules, in torch's own operations."""
     scores = torch.matmul(query.expected, key.expected.mT) * scale
+    hidden = None
     if mask is not None:
         scores = scores + mask
+        # A target that sees nothing gets 0, as in torch, and not the nothing of a softmax of none.
+        hidden = scores.isneginf().all(-1, keepdim=True)
+        scores = scores.masked_fill(hidden, 0.0)
     p = torch.softmax(scores.to(precise_dtype(scores.dtype)), -1)
+    p = p if hidden is None else p.masked_fill(hidden, 0.0)
     mean = torch.matmul(p.to(scores.dtype), value.expected)
     with full_precision(mean):
         by_key, by_query = _score_variances(query, key, p, scale, mean)
