@@ -59,14 +59,7 @@ def can_fuse(query: Moments, key: Moments, value: Moments) -> bool:
         and query.shape[3] in FEATURES
         and min(query.shape.numel(), key.shape.numel()) > 0
         and has_no_other_derivatives()
-        and _is_able(query.device)
     )
-
-
-@torch.compiler.assume_constant_result
-def _is_able(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) -> Moments:
@@ -80,7 +73,12 @@ def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) 
 def _attention(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return run_forward(q, qv, k, kv, v, vv, scale)
+    if _has_products(q.device):
+        return run_forward(q, qv, k, kv, v, vv, scale)
+    results = _attention_shapes(q, qv, k, kv, v, vv, scale)
+    for room, found in zip(results, _openly([q, qv, k, kv, v, vv], scale), strict=False):
+        room.copy_(found)
+    return results
 
 
 @_attention.register_fake
@@ -116,23 +114,40 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor, *_: Any) -> tuple[Any, ...]:
     tensors = list(ctx.saved_tensors)
+    given = (of_mean, of_variance)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return *_differentiable(tensors[:6], of_mean, of_variance, ctx.scale), None
-    grads = _attention_backward(tensors[:6], tensors[6:], of_mean, of_variance, ctx.scale)
+        # Gradients that have gradients.
+        return *_gradients_openly(tensors[:6], given, ctx.scale, create_graph=True), None
+    if not _has_products(of_mean.device):
+        leaves = [each.detach().requires_grad_() for each in tensors[:6]]
+        return *_gradients_openly(leaves, given, ctx.scale, create_graph=False), None
+    grads = _attention_backward(tensors[:6], tensors[6:], *given, ctx.scale)
     return (*grads, None)
 
 
-def _differentiable(
-    tensors: list[Tensor], of_mean: Tensor, of_variance: Tensor, scale: float
+def _gradients_openly(
+    tensors: list[Tensor], given: tuple[Tensor, Tensor], scale: float, *, create_graph: bool
 ) -> list[Tensor | None]:
-    """Return gradients that have gradients, by the open form."""
+    wanted = [each for each in tensors if each.requires_grad]
+    with torch.enable_grad():
+        results = _openly(tensors, scale)
+    found = iter(torch.autograd.grad(results, wanted, given, create_graph=create_graph))
+    return [next(found) if each.requires_grad else None for each in tensors]
+
+
+def _openly(tensors: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
     from bayesify.moments.attention_rules import attend_openly
 
     parts = (Moments(*tensors[index : index + 2]) for index in (0, 2, 4))
-    results = attend_openly(*parts, mask=None, dropout=0.0, scale=scale).pair()
-    wanted = [each for each in tensors if each.requires_grad]
-    found = iter(torch.autograd.grad(results, wanted, (of_mean, of_variance), create_graph=True))
-    return [next(found) if each.requires_grad else None for each in tensors]
+    return attend_openly(*parts, mask=None, dropout=0.0, scale=scale).pair()
+
+
+def _has_products(device: torch.device) -> bool:
+    """Whether a GPU multiplies matrices of bfloat16: older ones are left to the open form.
+
+    Asked where the operation runs, and not in `can_fuse`: compiled code cannot ask.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 _attention.register_autograd(_backward, setup_context=_keep_for_backward)
