@@ -108,7 +108,9 @@ def of_targets(
         k2 = tile(k_square + ready, places, D, columns, sources)
         k_var = tile(kv, places, wn, columns, sources).to(kind)
         is_there = places[None, :] < sources
-        p, a, d = score_parts(queries, q2, q_var, qc, k, k_var, k2, k, lift, top, is_there, scale)
+        p, a, d, is_inside = score_parts(
+            queries, q2, q_var, qc, k, k_var, k2, k, lift, top, is_there, scale
+        )
         v = tile(values + ready, places, D, columns, sources)
         v2 = tile(v_square + ready, places, D, columns, sources)
         v_var = tile(vv, places, wn, columns, sources).to(kind)
@@ -118,7 +120,6 @@ def of_targets(
         within += tl.sum(
             p2 * (gu * (1.0 + d + (1.0 - 3.0 * p) * a + spread[:, None]) + gw * (a + d)), 1
         )
-        is_inside, d = d >= 0.0, tl.maximum(d, 0.0)
         gd = tl.where(is_inside, (gu + gw) * p2, 0.0).to(kind)
         weight += tl.sum(gd.to(tl.float32), 1)
         x = tl.dot(gd, k, x)
@@ -176,7 +177,9 @@ def of_queries(
         k2 = tile(k_square + ready, places, D, columns, sources)
         k_var = tile(kv, places, wn, columns, sources).to(kind)
         is_there = places[None, :] < sources
-        p, a, d = score_parts(queries, q2, q_var, qc, k, k_var, k2, k, lift, top, is_there, scale)
+        p, a, d, _ = score_parts(
+            queries, q2, q_var, qc, k, k_var, k2, k, lift, top, is_there, scale
+        )
         v = tile(values + ready, places, D, columns, sources)
         v2 = tile(v_square + ready, places, D, columns, sources)
         v_var = tile(vv, places, wn, columns, sources).to(kind)
@@ -232,10 +235,9 @@ def of_values(
         top = tl.load(lse + place, mask=is_there, other=0.0)[None, :]
         spread = tl.load(share + place, mask=is_there, other=0.0)[None, :]
         lift = tl.load(level + place, mask=is_there, other=0.0)[None, :]
-        p, a, d = score_parts(
+        p, a, d, _ = score_parts(
             k, k_var, k2, k, queries, q2, q_var, qc, lift, top, is_there[None, :], scale
         )
-        d = tl.maximum(d, 0.0)
         r = tile(of_var, places, on, columns, targets).to(kind)
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         along_vv = tl.dot(u.to(kind), r, along_vv)
@@ -291,10 +293,9 @@ def of_keys(
         g_lift = tl.load(g_level + place, mask=is_there, other=0.0)[None, :]
         g_share = tl.load(of_share + place, mask=is_there, other=0.0)[None, :]
         within = tl.load(delta + place, mask=is_there, other=0.0)[None, :]
-        p, a, d = score_parts(
+        p, a, d, is_inside = score_parts(
             k, k_var, k2, k, queries, q2, q_var, qc, lift, top, is_there[None, :], scale
         )
-        is_inside, d = d >= 0.0, tl.maximum(d, 0.0)
         r = tile(of_var, places, on, columns, targets).to(kind)
         ro = tile(of_offset + own, places, D, columns, targets)
         gu, gw = slopes(v_var, v2, v, r, r, ro, g_lift)

@@ -9,7 +9,7 @@ keys, or of all values, changes nothing but the mean of the output), c = p k and
     w_ij = p_ij^2 (a_ij + d_ij)
     variance_id = sum_j u_ij v_v,jd + sum_j w_ij (v_jd - o_id)^2
 
-What of this is exact `attention_rules` says. Squares of differences are multiplied out, so that all
+What of this is exact `open_attention` says. Squares of differences are multiplied out, so that all
 sums are products of matrices. Squares of values are taken in two parts, each of which holds all of
 its digits in half precision, so that nothing is lost where an attended value is nearly one of the
 values.
@@ -60,7 +60,7 @@ def keep(pointer, values, rows, stride, columns, count):
 
 @triton.jit
 def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
-    """Return p, a and d of a tile, d as it is rounded: it may lie below 0.
+    """Return p, a and d of a tile, and where d is not below 0 by rounding, which has no gradient.
 
     Of targets by sources if x is q, q^2 + v_q, v_q and -2 v_q c, and y is k, v_k, k^2 and k; of
     sources by targets if they change places.
@@ -68,8 +68,8 @@ def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
     scores = tl.dot(x1, tl.trans(y1)) * (scale * LOG2_E)
     p = tl.where(is_there, tl.exp2(scores - top), 0.0)
     a = tl.dot(x2, tl.trans(y2)) * (scale * scale)
-    d = tl.dot(x4, tl.trans(y4), tl.dot(x3, tl.trans(y3)))
-    return p, a, (d + level) * (scale * scale)
+    d = (tl.dot(x4, tl.trans(y4), tl.dot(x3, tl.trans(y3))) + level) * (scale * scale)
+    return p, a, tl.maximum(d, 0.0), d >= 0.0
 
 
 @triton.jit
@@ -194,10 +194,9 @@ def variances(
         k_var = tile(kv, places, wn, columns, sources).to(kind)
         k2 = tile(k_square + ready, places, D, columns, sources)
         is_there = places[None, :] < sources
-        p, a, d = score_parts(
+        p, a, d, _ = score_parts(
             queries, second, q_var, shifted, k, k_var, k2, k, level, top, is_there, scale
         )
-        d = tl.maximum(d, 0.0)
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         v_var = tile(vv, places, wn, columns, sources).to(kind)
         by_value = tl.dot(u.to(kind), v_var, by_value)

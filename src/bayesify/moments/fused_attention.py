@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.moments.moments import Moments
+from bayesify.moments.open_attention import attend_openly
 from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 FEATURES = (16, 32, 64, 128)
@@ -136,8 +137,6 @@ def _gradients_openly(
 
 
 def _openly(tensors: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
-    from bayesify.moments.attention_rules import attend_openly
-
     parts = (Moments(*tensors[index : index + 2]) for index in (0, 2, 4))
     return attend_openly(*parts, mask=None, dropout=0.0, scale=scale).pair()
 
