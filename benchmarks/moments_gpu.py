@@ -3,6 +3,7 @@
     python benchmarks/moments_gpu.py                          # some minutes, most of them compiling
     python benchmarks/moments_gpu.py --networks resnet_18     # one
     python benchmarks/moments_gpu.py --mode reduce-overhead   # passes captured in CUDA graphs
+    python benchmarks/moments_gpu.py --mode captured          # the whole step in one
     python benchmarks/moments_gpu.py --option realize_reads_threshold=4    # of torch's inductor
     python benchmarks/moments_gpu.py --only "per unit"        # variants whose names end so
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import moment_rules
-from bayesify.training.compiling import compile_options
+from bayesify.training.compiling import PassWithKL, compile_options
 
 NETWORKS: dict[str, tuple[int, int]] = {"resnet_18": (512, 32), "vit_small": (128, 224)}
 METHODS: dict[str, bf.Method] = {
@@ -71,7 +72,8 @@ def options_of(
 ) -> dict[str, Any]:
     """Return what torch.compile is to do: by the mode, the method, and options of one's own."""
     pairs = (each.split("=", 1) for each in wanted.option)
-    usual = compile_options(wanted.mode, torch.device("cuda"), of_method)
+    mode = "default" if wanted.mode == "captured" else wanted.mode
+    usual = compile_options(mode, torch.device("cuda"), of_method)
     return {**usual, **{name: json.loads(value) for name, value in pairs}}
 
 
@@ -87,7 +89,7 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
     targets = torch.randint(0, 10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
     options = options_of(wanted, METHODS[method].gpu_compile_options(model))
-    forward: Any = torch.compile(Reading(model), options=options)
+    forward: Any = torch.compile(PassWithKL(Reading(model)), options=options)
     # As anyone would who only predicts: what suits a backward pass makes this one slower.
     predicting: Any = torch.compile(Reading(model), options=options_of(wanted))
     by_moments = isinstance(METHODS[method], bf.MomentPropagation)
@@ -95,8 +97,9 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
     def step() -> None:
         torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, torch.bfloat16):
-            nll = expected_nll(forward(images), targets)
-        bf.elbo_loss(nll, model, num_data=NUM_DATA).total.backward()
+            output, divergence = forward(images)
+            nll = expected_nll(output, targets)
+        (nll + divergence / NUM_DATA).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -108,24 +111,28 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
 
     rules = METHODS[method].rules if by_moments else "exact"  # pyright: ignore[reportAttributeAccessIssue]
     with forward_by(model, "moments" if by_moments else "sample"), moment_rules(rules):
+        whole = step
 
         def warm_up() -> None:
+            nonlocal whole
             model.train()
             repeated(step, 4)
+            if wanted.mode == "captured":
+                whole = captured(step)
             model.eval()
             repeated(inference, 4)
 
         with in_turn(names, name, folder, warm_up):
             model.train()
-            repeated(step, 2)
+            repeated(whole, 2)
             torch.cuda.reset_peak_memory_stats()
-            step_ms = statistics.median(milliseconds(step) for _ in range(NUM_REPEATS))
+            step_ms = statistics.median(milliseconds(whole) for _ in range(NUM_REPEATS))
             peak = torch.cuda.max_memory_allocated()
-            kernel_ms = busy_milliseconds(step)
+            kernel_ms = busy_milliseconds(whole)
             model.eval()
             inference_ms = statistics.median(milliseconds(inference) for _ in range(NUM_REPEATS))
     row = {"options": options, "step_ms": round(step_ms, 3), "kernel_ms": round(kernel_ms, 3)}
-    if not options.get("triton.cudagraphs"):
+    if wanted.mode != "captured" and not options.get("triton.cudagraphs"):
         row["peak_bytes"] = peak
     give_row(names, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
 
@@ -136,6 +143,19 @@ def expected_nll(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     mean, variance = (each.float() for each in output)
     draws = mean + (variance + 1e-20).sqrt() * torch.randn(16, *mean.shape, device=mean.device)
     return F.cross_entropy(draws.flatten(0, 1), targets.repeat(16))
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a whole step, the optimiser's included, as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        repeated(step, 3)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def busy_milliseconds(call: Callable[[], None]) -> float:

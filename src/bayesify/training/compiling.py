@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from bayesify.conversion.kl import kl
+from bayesify.types import device_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -19,6 +22,24 @@ def check_compile(choice: object) -> None:
             f"compile must be True, False or a mode of torch.compile, {', '.join(MODES)}; "
             f"got {choice!r}"
         )
+
+
+class PassWithKL(nn.Module):
+    """A model that returns its KL beside its output, for compiled code to see both.
+
+    Their gradients are then added where those of the output are written; apart, each of a model's
+    parameters takes two kernels more in every step, one to make a gradient and one to add it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+        """Return the output and the KL."""
+        output = self.model(*args, **kwargs)
+        with torch.autocast(device_of(self.model).type, enabled=False):
+            return output, kl(self.model)
 
 
 def compiled(
