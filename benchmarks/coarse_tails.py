@@ -1,6 +1,6 @@
-"""Fit the polynomials by which the ReLU's moments do without an error function in half precision.
+"""Fit the polynomials by which moments do without an error function in half precision.
 
-    python benchmarks/coarse_tails.py        # seconds; prints what `moments/rectified.py` holds
+    python benchmarks/coarse_tails.py        # seconds; prints what `gaussian_functions.py` holds
 
 With u = 1 / (1 + 0.45 x) the two ratios are u p(u) and u^2 q(u) for polynomials p and q of six
 terms, fitted so that the largest relative error is least.

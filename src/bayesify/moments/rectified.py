@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.gaussian_functions import LEAST_VARIANCE, cumulative, density
+from bayesify.moments.gaussian_functions import (
+    LEAST_VARIANCE,
+    coarse_tail,
+    coarse_tail_mean,
+    cumulative,
+    density,
+)
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
 
@@ -171,9 +177,7 @@ def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> _Parts:
     bell = density(x)
     if is_coarse:
         # Two polynomials take a GPU less time than the error function.
-        u = 1.0 / (1.0 + _COARSE_STEP * x)
-        tail = bell * u * _polynomial(u, _TAIL_OVER_BELL)
-        g = bell * u.square() * _polynomial(u, _EXCESS_OVER_BELL)
+        tail, g = coarse_tail(x, bell), coarse_tail_mean(x, bell)
     else:
         tail = cumulative(-x)
         g = (bell - x * tail).clamp_min(0.0)
@@ -181,17 +185,3 @@ def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> _Parts:
     other = 1.0 - tail
     share, rest = torch.where(is_right, other, tail), torch.where(is_right, tail, other)
     return _Parts(per_s, is_right, x, bell, share, rest, g)
-
-
-# Minimax fits in u = 1 / (1 + 0.45 x), for x from 0 to 60: Phi(-x) / phi(x) = u p(u) to 4e-5 and
-# E[max(z - x, 0)] / phi(x) = u^2 q(u) to 1e-4 of themselves. (`benchmarks/coarse_tails.py`)
-_COARSE_STEP = 0.45
-_TAIL_OVER_BELL = (0.449868354, 0.454723911, 0.307758447, 0.407015032, -0.506205099, 0.140104276)
-_EXCESS_OVER_BELL = (0.202300564, 0.412863661, 0.387770444, 0.817314155, -1.248336852, 0.428016236)
-
-
-def _polynomial(u: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    result = u * coefficients[-1] + coefficients[-2]
-    for each in coefficients[-3::-1]:
-        result = result * u + each
-    return result
