@@ -95,8 +95,9 @@ def test_a_compiled_transformer_is_one_graph_with_an_operation_for_each_attentio
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with a GPU")
 @pytest.mark.timeout(300)
-def test_interpreted_kernels_agree_with_the_open_form():
-    script = Path(__file__).with_name("interpreted_attention.py")
+@pytest.mark.parametrize("what", ["attention", "gelu"])
+def test_interpreted_kernels_agree_with_the_open_form(what):
+    script = Path(__file__).with_name(f"interpreted_{what}.py")
     # Triton asks for numpy's warnings and its own settings, which are none of ours.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(

@@ -151,7 +151,9 @@ def test_half_precision_goes_in_and_comes_out(dtype):
         torch.testing.assert_close(part.grad.double(), expected, rtol=2 * step, atol=2 * step)
 
 
-@pytest.mark.parametrize(("dtype", "num_nodes"), [(torch.bfloat16, 4), (torch.float32, 14)])
+@pytest.mark.parametrize(
+    ("dtype", "num_nodes"), [(torch.bfloat16, 4), (torch.float32, 10), (torch.float64, 14)]
+)
 def test_half_precision_takes_fewer_nodes(dtype, num_nodes, monkeypatch):
     asked = []
     term = module._term

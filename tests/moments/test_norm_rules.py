@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from bayesify.moments import Moments, moment_rules
+from bayesify.moments import layer_norm as layer_norm_module
 from moments.sampling import assert_like_sampling, normal_moments
 
 LAYERS = [
@@ -256,3 +257,36 @@ def test_gradients_are_right(build, shape):
         return copy.deepcopy(layer)(Moments(m, v)).pair()
 
     assert torch.autograd.gradcheck(call, (m, v))
+
+
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_layer_norm_knows_its_derivatives(has_weight, monkeypatch):
+    torch.manual_seed(0)
+    m, w, b = (torch.randn(*shape).double().requires_grad_() for shape in ((2, 3, 5), (5,), (5,)))
+    v = torch.rand(2, 3, 5).double().requires_grad_()
+    inputs = (m, v, w, b) if has_weight else (m, v)
+
+    def call(m, v, *scaling):
+        return F.layer_norm(Moments(m, v), (5,), *scaling).pair()
+
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(
+        call, [each.detach()[:1].requires_grad_() for each in (m, v)]
+    )
+    weights = [torch.randn(2, 3, 5).double() for _ in range(2)]
+    own = torch.autograd.grad(call(*inputs), inputs, weights)
+    monkeypatch.setattr(layer_norm_module, "takes_own_derivatives", lambda *_: False)
+    torch.testing.assert_close(own, torch.autograd.grad(call(*inputs), inputs, weights))
+
+
+def test_layer_norm_of_half_precision_has_gradients_of_its_type():
+    m, v = (torch.rand(4, 6).bfloat16().requires_grad_() for _ in range(2))
+    result = F.layer_norm(Moments(m, v), (6,))
+    assert [each.dtype for each in result.pair()] == [torch.bfloat16] * 2
+    wide = [each.detach().float().requires_grad_() for each in (m, v)]
+    exact = F.layer_norm(Moments(*wide), (6,))
+    for given, found in (((m, v), result), (wide, exact)):
+        sum((each.float() * torch.arange(6)).sum() for each in found.pair()).backward()
+        assert all(each.grad.dtype == each.dtype for each in given)
+    for ours, theirs in zip((m, v), wide, strict=True):
+        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=0.03, atol=0.03)

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import bayesify as bf
-from bayesify.training.compiling import MODES, compile_options, compiled
+from bayesify.conversion.scope import forward_by
+from bayesify.training.compiling import MODES, compile_options, compiled, with_kl
 from training.small_problem import data, network
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -31,10 +32,11 @@ def test_torch_knows_every_mode():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_networks_with_batch_norms_are_compiled_for_moments_in_a_way_of_their_own():
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_networks_with_norms_are_compiled_for_moments_in_a_way_of_their_own(norm):
     method, gpu = bf.MomentPropagation(), torch.device("cuda")
     assert method.gpu_compile_options(network()) == {}
-    normal = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    normal = nn.Sequential(nn.Linear(2, 3), norm(3))
     assert bf.MeanField().gpu_compile_options(normal) == {}
     own = method.gpu_compile_options(normal)
     assert own
@@ -43,6 +45,66 @@ def test_networks_with_batch_norms_are_compiled_for_moments_in_a_way_of_their_ow
     assert own.items() <= compile_options(True, gpu, own).items()
     assert compile_options("reduce-overhead", gpu, own)["triton.cudagraphs"] is True
     assert not own.keys() & compile_options(True, torch.device("cpu"), own).keys()
+
+
+def eager(model, *given):
+    """Take the place of `compiled`: what is handed to the compiler, as it is."""
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"num_samples": 2}, {"beta": 0.0}])
+@pytest.mark.parametrize("method", [bf.MomentPropagation(), bf.MeanField()])
+def test_a_kl_inside_the_pass_trains_as_one_outside(method, settings, monkeypatch):
+    # The package has a function of the module's name.
+    module = importlib.import_module("bayesify.training.fit")
+    found = []
+    for is_inside in (True, False):
+        monkeypatch.setattr(module, "compiled", eager)
+        if not is_inside:
+            monkeypatch.setattr(module, "with_kl", lambda *given: None)
+        torch.manual_seed(0)
+        model = bf.convert(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)), method)
+        loader = DataLoader(data(), 16)
+        history = bf.fit(
+            model, loader, loader, epochs=2, compile=True, progress=False, seed=1, **settings
+        )
+        found.append(([row["nll"] for row in history.rows], [row["kl"] for row in history.rows]))
+        found[-1] += ([each.detach().clone() for each in model.parameters()],)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+
+
+def test_where_the_kl_stays_outside():
+    closed = bf.convert(nn.Linear(2, 3), bf.MeanField())
+    drawn = bf.convert(nn.Linear(2, 3), bf.MonteCarloKL(estimator="streamed"))
+    assert with_kl(closed, True, "auto") is not None
+    assert with_kl(closed, "reduce-overhead", "ddp") is not None
+    for model, choice, strategy in (
+        (closed, False, "auto"),
+        (closed, True, "fsdp"),
+        (drawn, True, "auto"),
+        (nn.Linear(2, 3), True, "auto"),
+    ):
+        assert with_kl(model, choice, strategy) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how dynamo calls a Function
+@pytest.mark.parametrize("method", [bf.MomentPropagation(), bf.MomentPropagation(scale="out")])
+def test_a_compiled_pass_is_one_graph_with_the_kl_in_it(method):
+    model = bf.convert(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)), method)
+    passes = with_kl(model, True, "auto")
+    assert passes is not None
+    torch._dynamo.reset()
+    call = torch.compile(passes, backend="aot_eager", fullgraph=True)
+    with forward_by(model, "moments"), torch.autocast("cpu", torch.bfloat16):
+        _, divergence = call(torch.randn(4, 5))
+    torch.testing.assert_close(divergence, bf.kl(model), rtol=1e-6, atol=0.0)
+    divergence.backward()
+    inside = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    model.zero_grad()
+    bf.kl(model).backward()
+    outside = [each.grad for each in model.parameters() if each.grad is not None]
+    torch.testing.assert_close(inside, outside, rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()
 
 
 def test_options_reach_the_compiler(monkeypatch):

@@ -31,6 +31,7 @@ from bayesify.distributions import Family, Prior, chosen_estimator, estimators
 from bayesify.distributions.divergence import AUTO
 from bayesify.distributions.family import Parameters
 from bayesify.moments import Moments
+from bayesify.moments.written_down import written_down
 
 How = Literal["sample", "local", "mean", "moments"]
 """How randomness travels: sampled weights, local reparameterisation, mean weights, or moments."""
@@ -292,8 +293,11 @@ class Posterior(nn.Module):
     def _moments(self) -> Moments:
         if self.is_tied_scale and self.index is None and self.random_index is None:
             # One variance per unit as it is stored: layers make use of it.
-            return Moments(self.dense_mean(), self.family.variance(self._parameters_at(None)))
-        return Moments(*self.dense_moments())
+            variance = self.family.variance(self._parameters_at(None))
+            return Moments(self.dense_mean(), written_down(variance))
+        mean, variance = self.dense_moments()
+        # Those of a bias are few, and every output reads one.
+        return Moments(mean, written_down(variance) if mean.ndim == 1 else variance)
 
     def _live_variance(self, parameters: Parameters, random_index: Tensor | None) -> Tensor:
         variance = self.family.variance(parameters)

@@ -117,8 +117,9 @@ def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor, *_: Any) -> tuple[
     tensors = list(ctx.saved_tensors)
     given = (of_mean, of_variance)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Gradients that have gradients.
-        return *_gradients_openly(tensors[:6], given, ctx.scale, create_graph=True), None
+        # Gradients that have gradients. Of views: queries may be keys, and values too.
+        views = [each.view_as(each) for each in tensors[:6]]
+        return *_gradients_openly(views, given, ctx.scale, create_graph=True), None
     if not _has_products(of_mean.device):
         leaves = [each.detach().requires_grad_() for each in tensors[:6]]
         return *_gradients_openly(leaves, given, ctx.scale, create_graph=False), None

@@ -74,20 +74,20 @@ def hermite_moments(
 
 
 # Minimax fits in u = 1 / (1 + 0.45 x), for x from 0 to 60 (`benchmarks/coarse_tails.py`).
-_COARSE_STEP = 0.45
-_TAIL_OVER_BELL = (0.449868354, 0.454723911, 0.307758447, 0.407015032, -0.506205099, 0.140104276)
+COARSE_STEP = 0.45
+TAIL_OVER_BELL = (0.449868354, 0.454723911, 0.307758447, 0.407015032, -0.506205099, 0.140104276)
 _EXCESS_OVER_BELL = (0.202300564, 0.412863661, 0.387770444, 0.817314155, -1.248336852, 0.428016236)
 
 
 def coarse_tail(x: Tensor, bell: Tensor) -> Tensor:
     """Return Phi(-x) to within 4e-5 of itself, given x >= 0 and phi(x)."""
-    u = 1.0 / (1.0 + _COARSE_STEP * x)
-    return bell * u * _polynomial(u, _TAIL_OVER_BELL)
+    u = 1.0 / (1.0 + COARSE_STEP * x)
+    return bell * u * _polynomial(u, TAIL_OVER_BELL)
 
 
 def coarse_tail_mean(x: Tensor, bell: Tensor) -> Tensor:
     """Return E[max(z - x, 0)] to within 1e-4 of itself, given x >= 0 and phi(x)."""
-    u = 1.0 / (1.0 + _COARSE_STEP * x)
+    u = 1.0 / (1.0 + COARSE_STEP * x)
     return bell * u.square() * _polynomial(u, _EXCESS_OVER_BELL)
 
 

@@ -23,33 +23,19 @@ from bayesify.moments.batch_norm import (
     statistics,
     track_,
 )
+from bayesify.moments.layer_norm import layer_norm, standardise
 from bayesify.moments.moments import Moments, as_moments, mean_of, precise, rule
 from bayesify.moments.rule_table import current_rules
 
 
-def standardise(x: Moments, eps: float) -> Moments:
-    """Return x minus its mean over the last dimension, over its standard deviation there.
-
-    With D entries, r^2 = var(m) + (1 - 1/D) mean(v) + eps and h = (m - mean(m)) / r the variance is
-
-        r^-2 { v_i [1 - 2 (1 + h_i^2) / D] + D^-2 [sum v + 2 h_i sum(h v) + h_i^2 sum(h^2 v)] }
-    """
+def standardised(x: Moments, eps: float) -> Moments:
+    """Return x minus its mean over the last dimension, over its standard deviation there."""
+    if current_rules() != "taylor":
+        return standardise(x, eps)
     m, v = precise(x)
-    size = m.shape[-1]
     centred = m - m.mean(-1, keepdim=True)
-    power = centred.square().mean(-1, keepdim=True)
-    if current_rules() == "taylor":
-        power = power + eps
-        return Moments(centred * power.rsqrt(), v / power)
-    power = power + (1.0 - 1.0 / size) * v.mean(-1, keepdim=True) + eps
-    h = centred * power.rsqrt()
-    shared = (
-        v.mean(-1, keepdim=True)
-        + 2.0 * h * (h * v).mean(-1, keepdim=True)
-        + h.square() * (h.square() * v).mean(-1, keepdim=True)
-    ) / size
-    own = v * (1.0 - 2.0 * (1.0 + h.square()) / size)
-    return Moments(h, ((own + shared) / power).clamp_min(0.0))
+    power = centred.square().mean(-1, keepdim=True) + eps
+    return Moments(centred * power.rsqrt(), v / power)
 
 
 def scale_by_root_mean_square(x: Moments, eps: float) -> Moments:
@@ -84,7 +70,13 @@ def _layer_norm(
         return Moments(F.layer_norm(mean_of(input), normalized_shape, *options))
     x = as_moments(input)
     flat = x.flatten(x.ndim - len(normalized_shape))
-    return affine(standardise(flat, eps).view(x.shape), weight, bias, x.dtype)
+    v = flat.variance_or_none
+    if len(normalized_shape) == 1 and v is not None and is_plain(weight, bias):
+        given = (mean_of(weight), mean_of(bias))
+        result = layer_norm(flat.expected, v, *given, eps) if current_rules() != "taylor" else None
+        if result is not None:
+            return result
+    return affine(standardised(flat, eps).view(x.shape), weight, bias, x.dtype)
 
 
 @rule(F.rms_norm, torch.rms_norm)
@@ -123,7 +115,7 @@ def _group_norm(
         return Moments(F.group_norm(mean_of(input), *plain))
     x = as_moments(input)
     grouped = x.reshape(x.shape[0], num_groups, -1)
-    normal = standardise(grouped, eps).view(x.shape)
+    normal = standardised(grouped, eps).view(x.shape)
     return affine(normal, on_channel(weight, x), on_channel(bias, x), x.dtype)
 
 
@@ -149,5 +141,5 @@ def _instance_norm(
         over = tuple(range(2, x.ndim))
         check_count("instance norm with running statistics", x.shape[2:].numel())
         track_(running_mean, running_var, statistics(x, over), x.shape[2:].numel(), momentum)
-    normal = standardise(x.flatten(2), eps).view(x.shape)
+    normal = standardised(x.flatten(2), eps).view(x.shape)
     return affine(normal, on_channel(weight, x), on_channel(bias, x), x.dtype)

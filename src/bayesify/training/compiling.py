@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.kl import kl
+from bayesify.conversion.posterior import posteriors
 from bayesify.types import device_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -29,17 +30,41 @@ class PassWithKL(nn.Module):
 
     Their gradients are then added where those of the output are written; apart, each of a model's
     parameters takes two kernels more in every step, one to make a gradient and one to add it.
+
+    Attributes:
+        wants_kl: Whether passes compute it; where not, what they return has None in its place.
+        divergence: The KL of the last pass that `output_of` has seen, or None.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.wants_kl = True
+        self.divergence: Tensor | None = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor | None]:
         """Return the output and the KL."""
         output = self.model(*args, **kwargs)
+        if not self.wants_kl:
+            return output, None
         with torch.autocast(device_of(self.model).type, enabled=False):
             return output, kl(self.model)
+
+    def output_of(self, result: tuple[Any, Tensor | None]) -> Any:
+        """Return the output of what a pass returned, and keep the KL."""
+        output, self.divergence = result
+        return output
+
+
+def with_kl(model: nn.Module, choice: bool | str, strategy: str) -> PassWithKL | None:
+    """Return what to compile in the place of a model, or None: the model itself.
+
+    The KL stays outside where it is an average over draws, many passes of its own, and where a
+    process has a part of the parameters only.
+    """
+    estimators = {site.estimator for site in posteriors(model)}
+    is_inside = choice is not False and estimators == {"closed"} and strategy != "fsdp"
+    return PassWithKL(model) if is_inside else None
 
 
 def compiled(

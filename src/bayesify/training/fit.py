@@ -19,7 +19,7 @@ from bayesify.conversion.method import Update
 from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.checks import check_fit
-from bayesify.training.compiling import begin_pass, compiled
+from bayesify.training.compiling import begin_pass, compiled, with_kl
 from bayesify.training.epoch_sums import EpochSums
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
@@ -28,7 +28,12 @@ from bayesify.training.objective import elbo_loss
 from bayesify.training.optimiser import make_optimizers, set_learning_rate
 from bayesify.training.progress import Reporter
 from bayesify.training.rounding import warn_of_rounded_noise
-from bayesify.training.run_state import Position, RandomState, loader_generators
+from bayesify.training.run_state import (
+    Position,
+    RandomState,
+    loader_generators,
+    seed_everything,
+)
 from bayesify.training.schedule import as_schedule
 from bayesify.training.settings import FitOptions, FitSettings, fit_settings, num_examples
 from bayesify.training.subnormals import subnormals_as_zero
@@ -104,12 +109,16 @@ class _Run:
         self.generators = [*loader_generators(train_loader), *loader_generators(val_loader)]
         self.fabric = make_fabric(settings)
         if settings.seed is not None:
-            _seed_everything(settings.seed + self.fabric.global_rank)
+            seed_everything(settings.seed + self.fabric.global_rank)
         self.likelihood = self._make_likelihood(train_loader)
         if settings.channels_last:
             hold_channels_last_(model)
+        self.passes = with_kl(model, settings.compile, settings.strategy)
         target = compiled(
-            model, settings.compile, self.fabric.device, self.method.gpu_compile_options(model)
+            model if self.passes is None else self.passes,
+            settings.compile,
+            self.fabric.device,
+            self.method.gpu_compile_options(model),
         )
         self.forward: Any = self.fabric.setup_module(target)
         self.likelihood.to(self.fabric.device)
@@ -233,10 +242,13 @@ class _Run:
                 self.method.around_step(self.model, update),
                 self.fabric.no_backward_sync(self.forward, enabled=not closes),
             ):
-                part = self._nll(inputs, targets, outputs, nlls) / (num_samples * group)
+                # A weight of 0 is for elbo_loss: of an infinite KL it takes no gradient.
+                found = self._nll(inputs, targets, outputs, nlls, with_kl=closes and beta != 0)
+                part = found / (num_samples * group)
                 if closes:
-                    loss = elbo_loss(part, self.model, num_data=self.num_data, beta=beta)
-                    part, divergence = loss.total, loss.kl.detach()
+                    known = None if self.passes is None else self.passes.divergence
+                    loss = elbo_loss(part, self.model, num_data=self.num_data, beta=beta, kl=known)
+                    part, divergence = loss.total, loss.kl.detach().clone()
                 self.fabric.backward(part)
         nll = torch.stack(nlls).mean()
         sums.add(nll, outputs, targets, batch_size(inputs))
@@ -262,7 +274,9 @@ class _Run:
             average=lambda tensor: cast(Tensor, self.fabric.all_reduce(tensor, reduce_op="mean")),
         )
 
-    def _nll(self, inputs: Any, targets: Tensor, outputs: list[Any], nlls: list[Tensor]) -> Tensor:
+    def _nll(
+        self, inputs: Any, targets: Tensor, outputs: list[Any], nlls: list[Tensor], *, with_kl: bool
+    ) -> Tensor:
         def nll(output: Any, *, is_logged: bool = True) -> Tensor:
             value = self.likelihood.nll(output, targets)
             if is_logged:
@@ -270,7 +284,13 @@ class _Run:
                 nlls.append(value.detach())
             return value
 
-        return self.method.nll(self.model, lambda: call_model(self.forward, inputs), nll)
+        return self.method.nll(self.model, partial(self._pass, inputs, with_kl=with_kl), nll)
+
+    def _pass(self, inputs: Any, *, with_kl: bool = False) -> Any:
+        if self.passes is None:
+            return call_model(self.forward, inputs)
+        self.passes.wants_kl = with_kl
+        return self.passes.output_of(call_model(self.forward, inputs))
 
     def _update(self, factor: float) -> None:
         from bayesify.training.engine import step_optimizers
@@ -334,7 +354,7 @@ class _Run:
                     inputs, targets = self._on_device(batch)
                     if targets is None:
                         raise TypeError("the validation loader must yield targets")
-                    outputs = self.method.outputs(partial(call_model, self.forward, inputs), draws)
+                    outputs = self.method.outputs(partial(self._pass, inputs), draws)
                     nll = self.likelihood.predictive_nll(outputs, targets)
                     sums.add(nll, outputs, targets, batch_size(inputs))
         finally:
@@ -383,13 +403,3 @@ class _Run:
         for parameter in likelihood.parameters():
             parameter.data = self.fabric.broadcast(parameter.data)
         return likelihood
-
-
-def _seed_everything(seed: int) -> None:
-    import random
-
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

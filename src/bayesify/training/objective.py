@@ -12,7 +12,12 @@ from bayesify.types import Loss
 
 
 def elbo_loss(
-    nll: Tensor, model: nn.Module, *, num_data: float, beta: float | Tensor = 1.0
+    nll: Tensor,
+    model: nn.Module,
+    *,
+    num_data: float,
+    beta: float | Tensor = 1.0,
+    kl: Tensor | None = None,
 ) -> Loss:
     """Return nll + beta · KL / num_data, with both parts beside it.
 
@@ -24,6 +29,7 @@ def elbo_loss(
         num_data: Number of training examples N. It has no default: the weight of the KL is
             never guessed.
         beta: Weight of the KL: 1 is the ELBO, less is a tempered ("cold") posterior.
+        kl: The model's KL where it is at hand, as from a compiled pass; None computes it.
     """
     if not isinstance(nll, Tensor) or nll.ndim != 0:
         shape = tuple(nll.shape) if isinstance(nll, Tensor) else type(nll).__name__
@@ -34,7 +40,7 @@ def elbo_loss(
         )
     if not isinstance(beta, Tensor) and not (math.isfinite(beta) and beta >= 0):
         raise ValueError(f"beta must be a finite number >= 0, got {beta}")
-    divergence = model_kl(model)
+    divergence = model_kl(model) if kl is None else kl
     # A weight of 0 must switch the KL off even where it is infinite (a scale of exactly 0).
     weighted = divergence * (beta / num_data) if not _is_zero(beta) else torch.zeros_like(nll)
     return Loss(total=nll + weighted, nll=nll, kl=divergence)

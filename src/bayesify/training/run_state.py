@@ -239,3 +239,10 @@ def _check_same(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor
             f"{path} belongs to another model: missing {missing[:3]}, unexpected {extra[:3]}, of "
             f"another shape {sorted(wrong)[:3]}"
         )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,108 @@
+"""Moments of the GELU as one operation on a GPU, in half precision.
+
+Second derivatives, and those of `torch.func` or forward mode, are left to torch's own operations.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.moments.gelu import gelu_moments
+from bayesify.moments.own_derivatives import has_no_other_derivatives
+
+DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
+# Asked once: compiled code cannot.
+HAS_TRITON = find_spec("triton") is not None
+# Entries of a program, four for each of its threads.
+_SIZE, _WARPS = 512, 4
+
+
+def coarse_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of z Phi(z) to the digits of half precision."""
+    can_fuse = (
+        HAS_TRITON
+        and m.device.type in DEVICES
+        and m.device == v.device
+        and m.dtype == v.dtype
+        and m.dtype in TYPES
+        and m.shape == v.shape
+        and m.numel() > 0
+        and has_no_other_derivatives()
+    )
+    return _gelu(m, v) if can_fuse else gelu_moments(m, v, is_coarse=True)
+
+
+@torch.library.custom_op("bayesify::gelu_moments", mutates_args=())
+def _gelu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from bayesify.moments import gelu_kernels
+
+    m, v = _laid_out_alike(m, v)
+    results = torch.empty_like(m), torch.empty_like(m)
+    _launch(gelu_kernels.moments, m, v, *results)
+    return results
+
+
+@_gelu.register_fake
+def _gelu_shapes(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    del v
+    return torch.empty_like(m), torch.empty_like(m)
+
+
+@torch.library.custom_op("bayesify::gelu_moments_backward", mutates_args=())
+def _gelu_backward(
+    m: Tensor, v: Tensor, of_mean: Tensor, of_variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    from bayesify.moments import gelu_kernels
+
+    given = _laid_out_alike(m, v, of_mean, of_variance)
+    results = torch.empty_like(given[0]), torch.empty_like(given[0])
+    _launch(gelu_kernels.gradients, *given, *results)
+    return results
+
+
+@_gelu_backward.register_fake
+def _gradient_shapes(
+    m: Tensor, v: Tensor, of_mean: Tensor, of_variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    del v, of_mean, of_variance
+    return torch.empty_like(m), torch.empty_like(m)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor) -> tuple[Tensor | None, ...]:
+    m, v = ctx.saved_tensors
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Gradients that have gradients. Of views: one input may have come of the other.
+        inputs = [each.view_as(each) for each in (m, v)]
+        wanted = [each for each in inputs if each.requires_grad]
+        results = gelu_moments(*inputs, is_coarse=True)
+        given = (of_mean, of_variance)
+        found = iter(torch.autograd.grad(results, wanted, given, create_graph=True))
+        return tuple(next(found) if each.requires_grad else None for each in inputs)
+    return _gelu_backward(m, v, of_mean, of_variance)
+
+
+_gelu.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _laid_out_alike(first: Tensor, *others: Tensor) -> list[Tensor]:
+    """Return tensors whose entries lie in memory in one order, without gaps."""
+    like = torch.empty_like(first)  # dense, whatever the first is
+    return [
+        each if each.stride() == like.stride() else torch.empty_like(like).copy_(each)
+        for each in (first, *others)
+    ]
+
+
+def _launch(kernel: Any, *tensors: Tensor) -> None:
+    count = tensors[0].numel()
+    with torch.cuda.device_of(tensors[0]):
+        kernel[(-(-count // _SIZE),)](*tensors, count, SIZE=_SIZE, num_warps=_WARPS)
