@@ -3,8 +3,8 @@
 import torch
 
 from bayesify.moments import fused_gelu
-from bayesify.moments.fused_gelu import coarse_gelu_moments
-from bayesify.moments.gelu import gelu_moments
+from bayesify.moments.coarse_gelu import coarse_gelu_moments
+from bayesify.moments.fused_gelu import half_precision_gelu_moments
 
 fused_gelu.DEVICES, fused_gelu.TYPES = ("cpu",), (torch.float32,)
 
@@ -13,10 +13,12 @@ def compare(m: torch.Tensor, v: torch.Tensor) -> None:
     """Compare moments and gradients; the interpreter's roots and exponentials are numpy's."""
     weights = [torch.randn(m.shape) for _ in range(2)]
     found = []
-    for call in (coarse_gelu_moments, lambda m, v: gelu_moments(m, v, is_coarse=True)):
+    for call in (half_precision_gelu_moments, coarse_gelu_moments):
         inputs = [each.detach().requires_grad_() for each in (m, v)]
         results = call(*inputs)
-        assert call is not coarse_gelu_moments or all(r.stride() == m.stride() for r in results)
+        assert call is not half_precision_gelu_moments or all(
+            r.stride() == m.stride() for r in results
+        )
         found.append([*results, *torch.autograd.grad(results, inputs, weights)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
@@ -31,17 +33,17 @@ def main() -> None:
     compare(m.t(), v.t())
     compare(m.t(), v.t().contiguous())
     m = torch.tensor([-1e30, -500.0, 500.0, 1e30, float("nan")])
-    mean, variance = coarse_gelu_moments(m, torch.tensor([1.0, 1e-30, 1e6, 0.0, 1.0]))
+    mean, variance = half_precision_gelu_moments(m, torch.tensor([1.0, 1e-30, 1e6, 0.0, 1.0]))
     assert mean[:4].isfinite().all()
     assert variance[:4].isfinite().all()
     assert mean[4].isnan()
     m = torch.randn(5, requires_grad=True)
     (slope,) = torch.autograd.grad(
-        coarse_gelu_moments(m, m.square())[1].sum(), m, create_graph=True
+        half_precision_gelu_moments(m, m.square())[1].sum(), m, create_graph=True
     )
     twice = torch.autograd.grad(slope.sum(), m)
     (slope,) = torch.autograd.grad(
-        gelu_moments(m, m.square(), is_coarse=True)[1].sum(), m, create_graph=True
+        coarse_gelu_moments(m, m.square())[1].sum(), m, create_graph=True
     )
     torch.testing.assert_close(twice, torch.autograd.grad(slope.sum(), m))
     print("all agree")

@@ -13,6 +13,7 @@ from bayesify.moments.gaussian_functions import (
     cumulative,
     density,
     hermite_moments,
+    owen_t,
     tail_mean,
 )
 
@@ -42,6 +43,20 @@ def test_density_integrates_to_one():
 def test_tail_mean_is_never_negative():
     x = torch.linspace(0, 50, 5001)
     assert (tail_mean(x) >= 0).all()
+
+
+def test_owen_t_is_that_of_scipy():
+    h = torch.linspace(-8, 8, 41, dtype=torch.float64)[:, None].expand(41, 11).contiguous()
+    a = torch.linspace(0, 1, 11, dtype=torch.float64).expand(41, 11).contiguous()
+    expected = torch.tensor(special.owens_t(h.numpy(), a.numpy()))
+    assert (owen_t(h, a) - expected).abs().max() < 1e-13
+
+
+def test_owen_t_has_first_and_second_derivatives():
+    h = torch.linspace(-3, 3, 7, dtype=torch.float64, requires_grad=True)
+    a = torch.linspace(0.1, 1, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(owen_t, (h, a))
+    assert torch.autograd.gradgradcheck(owen_t, (h, a))
 
 
 @pytest.mark.parametrize("power", [1, 2, 3, 7])

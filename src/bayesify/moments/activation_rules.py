@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.elementwise import Elementwise
-from bayesify.moments.fused_gelu import coarse_gelu_moments
+from bayesify.moments.fused_gelu import half_precision_gelu_moments
 from bayesify.moments.gaussian_functions import (
     cumulative,
     density,
@@ -107,7 +107,7 @@ def _tanh_gelu_slope(x: Tensor) -> Tensor:
     return 0.5 * (1.0 + squashed) + 0.5 * bounded * (1.0 - squashed**2) * inner
 
 
-_GELU = Elementwise(F.gelu, _gelu_slope, gelu_moments, coarse=coarse_gelu_moments)
+_GELU = Elementwise(F.gelu, _gelu_slope, gelu_moments, coarse=half_precision_gelu_moments)
 _TANH_GELU = Elementwise(tanh_gelu, _tanh_gelu_slope)
 _CLAMP = Elementwise(torch.clamp, _clamp_slope, clamp_moments)
 _SQUARE = Elementwise(torch.square, lambda x: 2.0 * x, square_moments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.moments.gelu import gelu_moments
+from bayesify.moments.coarse_gelu import coarse_gelu_moments
 from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
@@ -21,7 +21,7 @@ HAS_TRITON = find_spec("triton") is not None
 _SIZE, _WARPS = 512, 4
 
 
-def coarse_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def half_precision_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of z Phi(z) to the digits of half precision."""
     can_fuse = (
         HAS_TRITON
@@ -33,7 +33,7 @@ def coarse_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         and m.numel() > 0
         and has_no_other_derivatives()
     )
-    return _gelu(m, v) if can_fuse else gelu_moments(m, v, is_coarse=True)
+    return _gelu(m, v) if can_fuse else coarse_gelu_moments(m, v)
 
 
 @torch.library.custom_op("bayesify::gelu_moments", mutates_args=())
@@ -83,7 +83,7 @@ def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor) -> tuple[Tensor | 
         # Gradients that have gradients. Of views: one input may have come of the other.
         inputs = [each.view_as(each) for each in (m, v)]
         wanted = [each for each in inputs if each.requires_grad]
-        results = gelu_moments(*inputs, is_coarse=True)
+        results = coarse_gelu_moments(*inputs)
         given = (of_mean, of_variance)
         found = iter(torch.autograd.grad(results, wanted, given, create_graph=True))
         return tuple(next(found) if each.requires_grad else None for each in inputs)

@@ -24,7 +24,13 @@ def _hermite_rule(num_nodes: int) -> list[tuple[float, float]]:
     return [(float(x), float(w)) for x, w in zip(nodes, weights, strict=True) if x > 0.0]
 
 
-_HERMITE = _hermite_rule(16)
+def _legendre_rule(num_nodes: int) -> list[tuple[float, float]]:
+    """Nodes and weights of the integral over [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return [(0.5 + 0.5 * float(x), 0.5 * float(w)) for x, w in zip(nodes, weights, strict=True)]
+
+
+_HERMITE, _LEGENDRE = _hermite_rule(16), _legendre_rule(10)
 
 
 def density(x: Tensor) -> Tensor:
@@ -71,6 +77,19 @@ def hermite_moments(
     for weight, above, below in pairs:
         ratio = ratio + weight * ((above - drift) ** 2 + (below - drift) ** 2)
     return centre + v * (drift / step), v * ratio
+
+
+def owen_t(h: Tensor, a: Tensor) -> Tensor:
+    """Return Owen's T function of h and of a in [0, 1], by 10 nodes.
+
+    T(h, a) = 1/(2 pi) int_0^a exp(-h^2 (1 + x^2) / 2) / (1 + x^2) dx
+    """
+    half_square = 0.5 * h * h
+    total = torch.zeros_like(h)
+    for node, weight in _LEGENDRE:
+        factor = 1.0 + (node * a) ** 2
+        total = total + weight * torch.exp(-half_square * factor) / factor
+    return total * a * (0.5 / math.pi)
 
 
 # Minimax fits in u = 1 / (1 + 0.45 x), for x from 0 to 60 (`benchmarks/coarse_tails.py`).

@@ -1,4 +1,4 @@
-"""Moments of the GELU and their gradients in GPU kernels; `gelu` has the formulas.
+"""Moments of the GELU and their gradients in GPU kernels; `coarse_gelu` has the formulas.
 
 Compiled from torch's own operations they are as many values at once as no GPU has registers for:
 these look at few entries at a time. Roots and exponentials are those of the hardware.
@@ -13,19 +13,19 @@ import triton
 import triton.language as tl
 
 from bayesify.moments import gaussian_functions
-from bayesify.moments.gelu import COARSE
+from bayesify.moments.coarse_gelu import NODES
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PER_ROOT_2PI = tl.constexpr(0.3989422804014327)
 PER_PI = tl.constexpr(0.3183098861837907)
 STEP = tl.constexpr(gaussian_functions.COARSE_STEP)
-(X0, W0), (X1, W1), (X2, W2), (X3, W3) = ((tl.constexpr(x), tl.constexpr(w)) for x, w in COARSE)
+(X0, W0), (X1, W1), (X2, W2), (X3, W3) = ((tl.constexpr(x), tl.constexpr(w)) for x, w in NODES)
 T0, T1, T2, T3, T4, T5 = (tl.constexpr(each) for each in gaussian_functions.TAIL_OVER_BELL)
 
 
 @triton.jit
 def parts(m, v):
-    """Return what `gelu._parts` does: m bounded, Phi(h), b, three expectations, and for nodes."""
+    """Return what `coarse_gelu._parts` does: m bounded, Phi(h), b, expectations, and for nodes."""
     per_root = tl.rsqrt(1.0 + v)
     per_total = per_root * per_root
     furthest = 40.0 * (1.0 + v) * per_root
@@ -50,7 +50,7 @@ def parts(m, v):
 
 @triton.jit
 def term(X: tl.constexpr, W: tl.constexpr, last, span, per_two, x, exponent):
-    """Return what `gelu._term` does, given (u / 2 t)^2 and -u^2 / 2 t."""
+    """Return weight, q, N, and the slope of N over the step, given (u / 2 t)^2 and -u^2 / 2 t."""
     y = last + X * span
     square = y * y
     q = 1.0 + square
