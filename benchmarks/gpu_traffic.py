@@ -8,8 +8,9 @@
 
 A training step is traced on the CPU, its tensors are said to lie on a GPU, and torch's compiler
 plans the kernels, which are counted instead of compiled. What libraries do, the products, is left
-out. Bytes are no time, but plans of the same network can be told apart by them: it takes minutes
-here and none of a GPU. It reaches into torch's private parts; known to work with 2.13.
+out, and so are kernels of our own (attention, GELU). Bytes are no time, but plans of the same
+network can be told apart by them: it takes minutes here and none of a GPU. It reaches into torch's
+private parts; known to work with 2.13.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
-from bayesify.moments import attention_rules, fused_attention, moment_rules
+from bayesify.moments import attention_rules, fused_attention, fused_gelu, moment_rules
 from bayesify.training.compiling import PassWithKL, compile_options
 
 H200 = SimpleNamespace(
@@ -95,10 +96,15 @@ def captured(network: str, method: str, batch: int) -> list[tuple[Any, bool]]:
 
 def pretend_kernels() -> None:
     """Take the operations that a GPU has kernels for, whatever they return here."""
-    fused = fused_attention
-    torch.library.register_kernel(fused._attention, "cpu", fused._attention_shapes)
-    torch.library.register_kernel(fused._attention_backward, "cpu", fused._gradient_shapes)
+    for operation, shapes in (
+        (fused_attention._attention, fused_attention._attention_shapes),
+        (fused_attention._attention_backward, fused_attention._gradient_shapes),
+        (fused_gelu._gelu, fused_gelu._gelu_shapes),
+        (fused_gelu._gelu_backward, fused_gelu._gradient_shapes),
+    ):
+        torch.library.register_kernel(operation, "cpu", shapes)
     attention_rules.can_fuse = lambda *parts: all(part.dtype == torch.bfloat16 for part in parts)
+    fused_gelu.HAS_TRITON, fused_gelu.DEVICES = True, ("cpu",)
 
 
 def pretend_gpu() -> None:

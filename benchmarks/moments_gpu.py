@@ -11,8 +11,8 @@ A training step is forward, expected loss, KL, backward and fused SGD, compiled 
 bfloat16 autocast; an inference pass is what `predict` would run per batch, without reading off
 classes, compiled without the options of a training step. Peak memory is the allocator's within a
 step, which knows nothing of what graphs hold, and is left out there; "kernel_ms" is for how long
-the GPU was busy in a step, whatever the processor beside it. 30 sampled passes stand beside one
-moment pass.
+the GPU was busy in a step, whatever the processor beside it, and "longest" has the kernels. 30
+sampled passes stand beside one moment pass.
 Every variant has a process of its own; they compile side by side and are timed in turn.
 """
 
@@ -45,7 +45,7 @@ METHODS: dict[str, bf.Method] = {
     "moments, taylor, a variance per unit": bf.MomentPropagation(rules="taylor", scale="out"),
     "sampled": bf.MeanField(how="sample"),
 }
-NUM_REPEATS, NUM_PASSES, NUM_DATA = 30, 30, 50_000
+NUM_REPEATS, NUM_PASSES, NUM_LONGEST, NUM_DATA = 30, 30, 40, 50_000
 
 
 class Reading(nn.Module):
@@ -128,10 +128,12 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
             torch.cuda.reset_peak_memory_stats()
             step_ms = statistics.median(milliseconds(whole) for _ in range(NUM_REPEATS))
             peak = torch.cuda.max_memory_allocated()
-            kernel_ms = busy_milliseconds(whole)
+            kernels = kernels_of(whole)
             model.eval()
             inference_ms = statistics.median(milliseconds(inference) for _ in range(NUM_REPEATS))
-    row = {"options": options, "step_ms": round(step_ms, 3), "kernel_ms": round(kernel_ms, 3)}
+    kernel_ms = round(sum(ms for _, ms, _ in kernels), 3)
+    row = {"options": options, "step_ms": round(step_ms, 3), "kernel_ms": kernel_ms}
+    row["longest"] = kernels[:NUM_LONGEST]
     if wanted.mode != "captured" and not options.get("triton.cudagraphs"):
         row["peak_bytes"] = peak
     give_row(names, name, folder, {**row, "inference_ms": round(inference_ms, 3)})
@@ -158,12 +160,16 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def busy_milliseconds(call: Callable[[], None]) -> float:
-    """Return for how long the GPU works in one call."""
+def kernels_of(call: Callable[[], None]) -> list[tuple[str, float, int]]:
+    """Return the kernels of one call, the longest first: names, milliseconds, launches."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         repeated(call, 3)
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in found.key_averages()) / 3000
+    kernels = [
+        (event.key[:100], round(event.self_device_time_total / 3000, 4), event.count // 3)
+        for event in found.key_averages()
+    ]
+    return sorted(kernels, key=lambda each: -each[1])
 
 
 def repeated(call: Callable[[], None], times: int) -> None:
@@ -212,7 +218,7 @@ def main() -> None:
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
     for row in report["rows"]:
-        print(row)
+        print({name: value for name, value in row.items() if name != "longest"})
 
 
 if __name__ == "__main__":

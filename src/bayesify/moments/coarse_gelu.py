@@ -60,7 +60,7 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     part = _parts(m, v)
     mean = part.above * part.below + v * part.bell
     variance = v * part.slope.square() + part.factor * _sum(
-        [each.weight * each.polynomial for each in part.terms]
+        [each.weight * each.polynomial() for each in part.terms]
     )
     return of_type(mean, types[0]), of_type(variance, types[1])
 
@@ -114,20 +114,18 @@ class _Term(NamedTuple):
     b: Tensor
     x: Tensor
 
-    @property
     def polynomial(self) -> Tensor:
         """Return N."""
         return self.a.square() + self.b * (2.0 * self.b + 4.0 * self.x)
 
-    @property
     def slope(self) -> Tensor:
         """Return the derivative of N along m^2."""
         return self.step * (2.0 * self.b - self.a)
 
     def along(self, square: Tensor) -> tuple[Tensor, Tensor]:
         """Return its derivative along m, over 2 m, and half its second one, given m^2."""
-        slope = self.slope
-        inner = slope - self.beta * self.polynomial
+        slope = self.slope()
+        inner = slope - self.beta * self.polynomial()
         outer = 0.5 * self.step.square() - self.beta * (slope + inner)
         return self.weight * inner, self.weight * (inner + 2.0 * square * outer)
 

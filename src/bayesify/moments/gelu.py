@@ -36,7 +36,7 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v)
     mean = part.mean + torch.where(part.is_right, m, 0.0)
-    variance = part.second - part.mean.square()
+    variance = part.second() - part.mean.square()
     # Cov(gelu(-z), z) = -v E[gelu'(-z)], by Stein's lemma.
     variance = variance + torch.where(part.is_right, v * (1.0 - 2.0 * part.slope), 0.0)
     f1, f2, f3, _ = part.derivatives()
@@ -108,7 +108,6 @@ class _Parts(NamedTuple):
     third: Tensor
     """E[g''']"""
 
-    @property
     def second(self) -> Tensor:
         """Return E[g^2]."""
         u, v = self.u, self.v
