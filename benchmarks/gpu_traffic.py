@@ -78,7 +78,7 @@ def captured(network: str, method: str, batch: int) -> list[tuple[Any, bool]]:
     model = bf.convert(plain, chosen).train()
     images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
     forward: Any = torch.compile(
-        PassWithKL(moments_gpu.Reading(model)),
+        PassWithKL(moments_gpu.Reading(model), torch.device("cpu")),
         backend=lambda graph, inputs: compile_fx.compile_fx(graph, inputs, inner_compile=keep),
     )
     how = "moments" if isinstance(chosen, bf.MomentPropagation) else "sample"

@@ -89,7 +89,7 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
     targets = torch.randint(0, 10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=True)
     options = options_of(wanted, METHODS[method].gpu_compile_options(model))
-    forward: Any = torch.compile(PassWithKL(Reading(model)), options=options)
+    forward: Any = torch.compile(PassWithKL(Reading(model), torch.device(device)), options=options)
     # As anyone would who only predicts: what suits a backward pass makes this one slower.
     predicting: Any = torch.compile(Reading(model), options=options_of(wanted))
     by_moments = isinstance(METHODS[method], bf.MomentPropagation)

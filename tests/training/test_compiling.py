@@ -12,6 +12,7 @@ from bayesify.conversion.scope import forward_by
 from bayesify.training.compiling import MODES, compile_options, compiled, with_kl
 from training.small_problem import data, network
 
+CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -73,25 +74,34 @@ def test_a_kl_inside_the_pass_trains_as_one_outside(method, settings, monkeypatc
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
-def test_where_the_kl_stays_outside():
+def test_where_the_kl_stays_outside(monkeypatch):
     closed = bf.convert(nn.Linear(2, 3), bf.MeanField())
     drawn = bf.convert(nn.Linear(2, 3), bf.MonteCarloKL(estimator="streamed"))
-    assert with_kl(closed, True, "auto") is not None
-    assert with_kl(closed, "reduce-overhead", "ddp") is not None
+    assert with_kl(closed, True, CPU, "auto") is not None
+    assert with_kl(closed, "reduce-overhead", CPU, "ddp") is not None
     for model, choice, strategy in (
         (closed, False, "auto"),
         (closed, True, "fsdp"),
         (drawn, True, "auto"),
         (nn.Linear(2, 3), True, "auto"),
     ):
-        assert with_kl(model, choice, strategy) is None
+        assert with_kl(model, choice, CPU, strategy) is None
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    assert with_kl(closed, True, CPU, "auto") is None
+
+
+def test_an_older_torch_cannot_shard(monkeypatch):
+    model = bf.convert(network(), bf.MeanField())
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    with pytest.raises(RuntimeError, match=r"strategy='fsdp' needs torch 2\.11"):
+        bf.fit(model, DataLoader(data(), 16), epochs=1, strategy="fsdp", progress=False)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how dynamo calls a Function
 @pytest.mark.parametrize("method", [bf.MomentPropagation(), bf.MomentPropagation(scale="out")])
 def test_a_compiled_pass_is_one_graph_with_the_kl_in_it(method):
     model = bf.convert(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)), method)
-    passes = with_kl(model, True, "auto")
+    passes = with_kl(model, True, CPU, "auto")
     assert passes is not None
     torch._dynamo.reset()
     call = torch.compile(passes, backend="aot_eager", fullgraph=True)

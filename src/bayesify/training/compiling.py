@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bayesify.conversion.kl import kl
 from bayesify.conversion.posterior import posteriors
-from bayesify.types import device_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -36,9 +35,10 @@ class PassWithKL(nn.Module):
         divergence: The KL of the last pass that `output_of` has seen, or None.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.model = model
+        self.kind = device.type
         self.wants_kl = True
         self.divergence: Tensor | None = None
 
@@ -47,7 +47,7 @@ class PassWithKL(nn.Module):
         output = self.model(*args, **kwargs)
         if not self.wants_kl:
             return output, None
-        with torch.autocast(device_of(self.model).type, enabled=False):
+        with torch.autocast(self.kind, enabled=False):
             return output, kl(self.model)
 
     def output_of(self, result: tuple[Any, Tensor | None]) -> Any:
@@ -56,15 +56,23 @@ class PassWithKL(nn.Module):
         return output
 
 
-def with_kl(model: nn.Module, choice: bool | str, strategy: str) -> PassWithKL | None:
+def with_kl(
+    model: nn.Module, choice: bool | str, device: torch.device, strategy: str
+) -> PassWithKL | None:
     """Return what to compile in the place of a model, or None: the model itself.
 
-    The KL stays outside where it is an average over draws, many passes of its own, and where a
-    process has a part of the parameters only.
+    The KL stays outside where it is an average over draws, many passes of its own, where a process
+    has a part of the parameters only, and under torch 2.10, which cannot compile it.
     """
     estimators = {site.estimator for site in posteriors(model)}
-    is_inside = choice is not False and estimators == {"closed"} and strategy != "fsdp"
-    return PassWithKL(model) if is_inside else None
+    is_whole = strategy != "fsdp" and torch_release() >= (2, 11)
+    is_inside = choice is not False and estimators == {"closed"} and is_whole
+    return PassWithKL(model, device) if is_inside else None
+
+
+def torch_release() -> tuple[int, ...]:
+    """Return the first two numbers of torch's version."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def compiled(
@@ -106,8 +114,7 @@ def _without_wrong_sums() -> dict[str, Any]:
     (pytorch issue 190796) and 2.11 other shapes (178080), as for the class token of a ViT; 2.13
     has what mends both.
     """
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return {"triton.mix_order_reduction": False} if release < (2, 13) else {}
+    return {"triton.mix_order_reduction": False} if torch_release() < (2, 13) else {}
 
 
 def begin_pass(choice: bool | str, device: torch.device) -> None:

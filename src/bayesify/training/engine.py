@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bayesify.conversion.posterior import Posterior
+from bayesify.training.compiling import torch_release
 from bayesify.training.settings import FitSettings
 
 
@@ -29,6 +30,7 @@ def make_fabric(settings: FitSettings) -> Fabric:
     devices = local if settings.devices == "auto" else settings.devices
     strategy: str | Strategy = "auto"
     if settings.strategy == "fsdp":
+        _check_release()
         size = max(world, devices)
         strategy = ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=1)
     elif settings.strategy == "ddp" or world > 1:
@@ -50,6 +52,14 @@ def make_fabric(settings: FitSettings) -> Fabric:
         )
     fabric.launch()
     return fabric
+
+
+def _check_release() -> None:
+    if torch_release() < (2, 11):
+        raise RuntimeError(
+            f"strategy='fsdp' needs torch 2.11 or later, which can shard a softplus; this is "
+            f"{torch.__version__}. Use strategy='ddp', or another torch"
+        )
 
 
 def setup_loader(fabric: Fabric, loader: Any) -> Any:

@@ -113,7 +113,7 @@ class _Run:
         self.likelihood = self._make_likelihood(train_loader)
         if settings.channels_last:
             hold_channels_last_(model)
-        self.passes = with_kl(model, settings.compile, settings.strategy)
+        self.passes = with_kl(model, settings.compile, self.fabric.device, settings.strategy)
         target = compiled(
             model if self.passes is None else self.passes,
             settings.compile,
