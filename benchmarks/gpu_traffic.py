@@ -38,6 +38,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import attention_rules, fused_attention, fused_gelu, moment_rules
+from bayesify.moments.written_down import scales_written_down
 from bayesify.training.compiling import PassWithKL, compile_options
 
 H200 = SimpleNamespace(
@@ -82,7 +83,8 @@ def captured(network: str, method: str, batch: int) -> list[tuple[Any, bool]]:
         backend=lambda graph, inputs: compile_fx.compile_fx(graph, inputs, inner_compile=keep),
     )
     how = "moments" if isinstance(chosen, bf.MomentPropagation) else "sample"
-    with forward_by(model, how), moment_rules(getattr(chosen, "rules", "exact")):
+    rules = getattr(chosen, "rules", "exact")
+    with forward_by(model, how), moment_rules(rules), scales_written_down():
         try:
             with torch.autocast("cpu", torch.bfloat16):
                 output, divergence = forward(images)

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import moment_rules
+from bayesify.moments.written_down import scales_written_down
 from bayesify.training.compiling import PassWithKL, compile_options
 
 NETWORKS: dict[str, tuple[int, int]] = {"resnet_18": (512, 32), "vit_small": (128, 224)}
@@ -110,7 +111,8 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
             predicting(images)
 
     rules = METHODS[method].rules if by_moments else "exact"  # pyright: ignore[reportAttributeAccessIssue]
-    with forward_by(model, "moments" if by_moments else "sample"), moment_rules(rules):
+    how = "moments" if by_moments else "sample"
+    with forward_by(model, how), moment_rules(rules), scales_written_down():
         whole = step
 
         def warm_up() -> None:

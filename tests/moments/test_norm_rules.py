@@ -259,11 +259,12 @@ def test_gradients_are_right(build, shape):
     assert torch.autograd.gradcheck(call, (m, v))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5), (5,)])
 @pytest.mark.parametrize("has_weight", [True, False])
-def test_layer_norm_knows_its_derivatives(has_weight, monkeypatch):
+def test_layer_norm_knows_its_derivatives(has_weight, shape, monkeypatch):
     torch.manual_seed(0)
-    m, w, b = (torch.randn(*shape).double().requires_grad_() for shape in ((2, 3, 5), (5,), (5,)))
-    v = torch.rand(2, 3, 5).double().requires_grad_()
+    m, w, b = (torch.randn(*size).double().requires_grad_() for size in (shape, (5,), (5,)))
+    v = torch.rand(*shape).double().requires_grad_()
     inputs = (m, v, w, b) if has_weight else (m, v)
 
     def call(m, v, *scaling):
@@ -273,7 +274,7 @@ def test_layer_norm_knows_its_derivatives(has_weight, monkeypatch):
     assert torch.autograd.gradgradcheck(
         call, [each.detach()[:1].requires_grad_() for each in (m, v)]
     )
-    weights = [torch.randn(2, 3, 5).double() for _ in range(2)]
+    weights = [torch.randn(*shape).double() for _ in range(2)]
     own = torch.autograd.grad(call(*inputs), inputs, weights)
     monkeypatch.setattr(layer_norm_module, "takes_own_derivatives", lambda *_: False)
     torch.testing.assert_close(own, torch.autograd.grad(call(*inputs), inputs, weights))
@@ -290,3 +291,10 @@ def test_layer_norm_of_half_precision_has_gradients_of_its_type():
         assert all(each.grad.dtype == each.dtype for each in given)
     for ours, theirs in zip((m, v), wide, strict=True):
         torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=0.03, atol=0.03)
+
+
+def test_layer_norm_of_large_values_is_finite():
+    m, v = 1e12 * torch.randn(3, 6), 1e16 * torch.rand(3, 6)
+    m.requires_grad_()
+    result = F.layer_norm(Moments(m, v), (6,))
+    assert all(each.isfinite().all() for each in result.pair())

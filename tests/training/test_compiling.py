@@ -74,6 +74,42 @@ def test_a_kl_inside_the_pass_trains_as_one_outside(method, settings, monkeypatc
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
+class Watching(bf.MeanField):
+    """Makes a pass of its own, without gradients, after the one that trains."""
+
+    def nll(self, model, forward, nll):
+        loss = nll(forward())
+        with torch.no_grad(), self.sampling(model, "mean"):
+            forward()
+        return loss
+
+
+class Calling(bf.MeanField):
+    """Calls the model itself in every other step, so that no pass of `fit` has a KL."""
+
+    def nll(self, model, forward, nll):
+        type(self).count = getattr(self, "count", 0) + 1
+        return nll(forward() if self.count % 2 else model(self.inputs))
+
+
+@pytest.mark.parametrize("kind", [Watching, Calling])
+def test_other_passes_of_a_method_do_not_lose_the_kl(kind, monkeypatch):
+    module = importlib.import_module("bayesify.training.fit")
+    monkeypatch.setattr(module, "compiled", eager)
+    Calling.inputs = torch.stack([x for x, _ in data()])[:16]
+    found = []
+    for is_inside in (True, False):
+        if not is_inside:
+            monkeypatch.setattr(module, "with_kl", lambda *given: None)
+        kind.count = 0
+        torch.manual_seed(0)
+        model = bf.convert(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)), kind())
+        loader = DataLoader(data(), 16, drop_last=True)
+        bf.fit(model, loader, epochs=1, compile=True, beta=50.0, progress=False, seed=1)
+        found.append([each.detach().clone() for each in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+
+
 def test_where_the_kl_stays_outside(monkeypatch):
     closed = bf.convert(nn.Linear(2, 3), bf.MeanField())
     drawn = bf.convert(nn.Linear(2, 3), bf.MonteCarloKL(estimator="streamed"))

@@ -120,7 +120,11 @@ class Method(ABC):
         yield
 
     def after_step(self, model: nn.Module, update: Update) -> None:
-        """Do what the method does between optimiser steps; most do nothing."""
+        """Do what the method does between optimiser steps; most do nothing.
+
+        Compiled by `fit`, a model whose posteriors get another prior here, or other numbers in it,
+        is compiled again each time: the KL is part of what is compiled.
+        """
         del model, update
 
     def watch(self, model: nn.Module) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,35 @@ EULER = 0.5772156649015329
 # The series below this, the continued fraction above: both reach float64 with this many terms.
 _SERIES_BELOW = 2.0
 _NUM_SERIES, _NUM_FRACTION = 34, 80
+# From here on six terms of the asymptotic series have all digits.
+_ASYMPTOTIC_ABOVE = 16.0
 
 
 def digamma(value: float) -> float:
-    """Return d log Γ(x) / dx."""
-    return float(torch.special.digamma(torch.tensor(value, dtype=torch.float64)))
+    """Return d log Γ(x) / dx for x > 0."""
+    # In numbers of Python, which the compiler takes as constants.
+    total = 0.0
+    while value < _ASYMPTOTIC_ABOVE:
+        total -= 1.0 / value
+        value += 1.0
+    square = value**-2
+    series = square * (
+        1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square / 132)))
+    )
+    return total + math.log(value) - 0.5 / value - series
 
 
 def trigamma(value: float) -> float:
-    """Return d² log Γ(x) / dx²."""
-    return float(torch.special.polygamma(1, torch.tensor(value, dtype=torch.float64)))
+    """Return d² log Γ(x) / dx² for x > 0."""
+    total = 0.0
+    while value < _ASYMPTOTIC_ABOVE:
+        total += value**-2
+        value += 1.0
+    square = value**-2
+    series = square * (
+        1 / 6 - square * (1 / 30 - square * (1 / 42 - square * (1 / 30 - square * 5 / 66)))
+    )
+    return total + (1.0 + 0.5 / value + series) / value
 
 
 def standard_gamma(shape: Tensor) -> Tensor:

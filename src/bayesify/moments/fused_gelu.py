@@ -22,7 +22,7 @@ _SIZE, _WARPS = 512, 4
 
 
 def half_precision_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of z Phi(z) to the digits of half precision."""
+    """Return mean and variance of z Phi(z), about as well as half precision can hold them."""
     can_fuse = (
         HAS_TRITON
         and m.device.type in DEVICES

@@ -56,8 +56,8 @@ def _rows(m: Tensor, v: Tensor, eps: float) -> _Rows:
     c = m - centre
     power = c.square().mean(-1, keepdim=True) + (1.0 - 1.0 / m.shape[-1]) * s0 + eps
     per_root = power.rsqrt()
-    s1 = per_root * (c * v).mean(-1, keepdim=True)
-    s2 = per_root.square() * (c.square() * v).mean(-1, keepdim=True)
+    h = c * per_root
+    s1, s2 = (h * v).mean(-1, keepdim=True), (h.square() * v).mean(-1, keepdim=True)
     return _Rows(centre, per_root, s0, s1, s2)
 
 
@@ -114,14 +114,18 @@ class _LayerNorm(torch.autograd.Function):
         row = _rows(m, v, ctx.eps) if is_again else _Rows(*saved)
         h, variance = _standard(m, v, row)
         of_mean, of_variance = of_mean.to(m.dtype), of_variance.to(m.dtype)
-        along_weight, over = None, tuple(range(m.ndim - 1))
-        along_bias = of_mean.sum(over) if ctx.has_bias else None
+        along_weight = None
+        along_bias = _over_rows(of_mean) if ctx.has_bias else None
         g, q = of_mean, of_variance * row.per_root.square()
         if weight is not None:
-            along_weight = (of_mean * h + 2.0 * weight * of_variance * variance).sum(over)
+            along_weight = _over_rows(of_mean * h + 2.0 * weight * of_variance * variance)
             g, q = g * weight, q * weight.square()
         along_m, along_v = _row_gradients(g, q, h, v, row)
         return along_m.to(types[0]), along_v.to(types[1]), along_weight, along_bias, None
+
+
+def _over_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).sum(0)
 
 
 def _row_gradients(g: Tensor, q: Tensor, h: Tensor, v: Tensor, row: _Rows) -> tuple[Tensor, Tensor]:

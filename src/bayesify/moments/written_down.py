@@ -14,10 +14,32 @@ import torch
 from torch import Tensor
 
 
+class _Setting:
+    """A plain attribute, as the choice of rules is: the compiler guards it."""
+
+    is_on = False
+
+
+_setting = _Setting()
+
+
+class scales_written_down:  # noqa: N801 (used as a phrase: `with scales_written_down():`)
+    """Open a context in which compiled code writes down what `written_down` is given.
+
+    Not the default: `torch.func.vmap` inside of compiled code cannot take the view.
+    """
+
+    def __enter__(self) -> None:
+        self.before, _setting.is_on = _setting.is_on, True
+
+    def __exit__(self, *_: object) -> None:
+        _setting.is_on = self.before
+
+
 def written_down(tensor: Tensor) -> Tensor:
     """Return the tensor, in compiled code as one that lies in memory."""
-    # Not where a graph is made to be exported, whose readers may not know the view.
-    return _WrittenDown.apply(tensor) if torch.compiler.is_dynamo_compiling() else tensor
+    is_wanted = _setting.is_on and torch.compiler.is_dynamo_compiling()
+    return _WrittenDown.apply(tensor) if is_wanted else tensor
 
 
 class _WrittenDown(torch.autograd.Function):
@@ -26,7 +48,9 @@ class _WrittenDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         del ctx
-        return tensor.as_strided(tensor.size(), tensor.stride())
+        # A tensor of its own, which begins where its memory does, as such a view is taken to.
+        own = tensor.clone(memory_format=torch.contiguous_format)
+        return own.as_strided(own.size(), own.stride())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

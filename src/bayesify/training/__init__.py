@@ -1,6 +1,7 @@
 """Stage 2: train."""
 
-from bayesify.training.fit import History, fit
+from bayesify.training.fit import fit
+from bayesify.training.history import History
 from bayesify.training.likelihood import Classification, CustomLikelihood, GaussianRegression
 from bayesify.training.norm_statistics import refresh_norms
 from bayesify.training.objective import elbo_loss

@@ -32,7 +32,7 @@ class PassWithKL(nn.Module):
 
     Attributes:
         wants_kl: Whether passes compute it; where not, what they return has None in its place.
-        divergence: The KL of the last pass that `output_of` has seen, or None.
+        divergence: The KL of the last pass that has a gradient of it, since it was set to None.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -51,8 +51,13 @@ class PassWithKL(nn.Module):
             return output, kl(self.model)
 
     def output_of(self, result: tuple[Any, Tensor | None]) -> Any:
-        """Return the output of what a pass returned, and keep the KL."""
-        output, self.divergence = result
+        """Return the output of what a pass returned, and keep the KL.
+
+        A method may make passes without gradients too, whose KL is of no use.
+        """
+        output, found = result
+        if found is not None and found.requires_grad:
+            self.divergence = found
         return output
 
 

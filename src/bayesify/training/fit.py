@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -16,11 +15,13 @@ from torch import Tensor, nn
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.kl import kl
 from bayesify.conversion.method import Update
+from bayesify.moments.written_down import scales_written_down
 from bayesify.training.channels_last import channels_last, hold_channels_last_
 from bayesify.training.checkpoints import Checkpoints
 from bayesify.training.checks import check_fit
 from bayesify.training.compiling import begin_pass, compiled, with_kl
 from bayesify.training.epoch_sums import EpochSums
+from bayesify.training.history import History
 from bayesify.training.interrupt import Interrupt
 from bayesify.training.likelihood import Likelihood, as_likelihood
 from bayesify.training.loaders import check_loader, num_batches
@@ -42,23 +43,6 @@ from bayesify.types import batch_size, call_model, map_tensors, split_batch, to_
 # How often the host looks whether the loss is still finite: every look waits for the device.
 _STEPS_BETWEEN_LOOKS = 20
 _NO_TARGETS = "the training loader must yield targets beside the inputs"
-
-
-@dataclass(frozen=True)
-class History:
-    """What happened in a run: one row of numbers per epoch."""
-
-    rows: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def last(self) -> dict[str, float]:
-        """The last epoch's row."""
-        return self.rows[-1]
-
-    def column(self, name: str) -> list[float]:
-        """Return one quantity over the epochs that have it."""
-        return [row[name] for row in self.rows if name in row]
 
 
 def fit(
@@ -243,8 +227,8 @@ class _Run:
                 self.fabric.no_backward_sync(self.forward, enabled=not closes),
             ):
                 # A weight of 0 is for elbo_loss: of an infinite KL it takes no gradient.
-                found = self._nll(inputs, targets, outputs, nlls, with_kl=closes and beta != 0)
-                part = found / (num_samples * group)
+                nll = self._nll(inputs, targets, outputs, nlls, with_kl=closes and beta != 0)
+                part = nll / (num_samples * group)
                 if closes:
                     known = None if self.passes is None else self.passes.divergence
                     loss = elbo_loss(part, self.model, num_data=self.num_data, beta=beta, kl=known)
@@ -284,13 +268,16 @@ class _Run:
                 nlls.append(value.detach())
             return value
 
+        if self.passes is not None:
+            self.passes.divergence = None
         return self.method.nll(self.model, partial(self._pass, inputs, with_kl=with_kl), nll)
 
     def _pass(self, inputs: Any, *, with_kl: bool = False) -> Any:
-        if self.passes is None:
-            return call_model(self.forward, inputs)
-        self.passes.wants_kl = with_kl
-        return self.passes.output_of(call_model(self.forward, inputs))
+        with scales_written_down():
+            if self.passes is None:
+                return call_model(self.forward, inputs)
+            self.passes.wants_kl = with_kl
+            return self.passes.output_of(call_model(self.forward, inputs))
 
     def _update(self, factor: float) -> None:
         from bayesify.training.engine import step_optimizers
