@@ -10,11 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Row = dict[str, Any]
+Result = TypeVar("Result")
 
 
 def in_turn(names: Sequence[str], name: str, folder: Path, prepare: Callable[[], None]) -> Any:
@@ -55,6 +56,26 @@ def rows_of(script: str, names: Sequence[str], *options: str) -> list[Row]:
             json.loads(file.read_text()) if file.exists() else {"what": name, "failed": True}
             for name, file in zip(names, files, strict=True)
         ]
+
+
+def graphed(step: Callable[[], Result]) -> Callable[[], Result]:
+    """Return a whole step, optimisers included, captured in one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = step()
+
+    def replay() -> Result:
+        graph.replay()
+        return value
+
+    replay.captured = step  # pyright: ignore  the graph calls its kernels and writes its weights
+    return replay
 
 
 def milliseconds(call: Callable[[], object], inner: int = 5) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_turns import give_row, in_turn, milliseconds, rows_of
+from gpu_turns import give_row, graphed, in_turn, milliseconds, rows_of
 from provenance import provenance
 from torch import Tensor, nn
 
@@ -120,7 +120,7 @@ def measured(names: tuple[str, ...], name: str, folder: Path, wanted: argparse.N
             model.train()
             repeated(step, 4)
             if wanted.mode == "captured":
-                whole = captured(step)
+                whole = graphed(step)
             model.eval()
             repeated(inference, 4)
 
@@ -147,19 +147,6 @@ def expected_nll(output: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     mean, variance = (each.float() for each in output)
     draws = mean + (variance + 1e-20).sqrt() * torch.randn(16, *mean.shape, device=mean.device)
     return F.cross_entropy(draws.flatten(0, 1), targets.repeat(16))
-
-
-def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Return a whole step, the optimiser's included, as one CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        repeated(step, 3)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def kernels_of(call: Callable[[], None]) -> list[tuple[str, float, int]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_turns import graphed
 from provenance import provenance, store
 from torch import Tensor, nn
 
@@ -133,26 +134,6 @@ def compiled_as(loss: Callable[[], Tensor], mode: str, **options: Any) -> Callab
     if mode == "eager":
         return loss
     return torch.compile(loss, mode="reduce-overhead" if mode == "reduced" else None, **options)
-
-
-def graphed(step: Step) -> Step:
-    """Capture a whole step, optimisers included, in one CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(5):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        value = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return value
-
-    replay.captured = step  # pyright: ignore  the graph calls its kernels and writes its weights
-    return replay
 
 
 def timed(step: Step, repeats: int, *, on_gpu: bool) -> float:

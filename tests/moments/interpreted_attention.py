@@ -69,8 +69,13 @@ def other_derivatives():
             each.square().sum() for each in attention_rules.attend(*parts, None, 0.0, 0.25).pair()
         )
 
-    def slope(q):
-        (found,) = torch.autograd.grad(total(q), q, create_graph=True)
+    def alike(q):
+        """Return the same of queries that are keys and values too, with a variance of their own."""
+        parts = moments_of([q, q.square()] * 3)
+        return attention_rules.attend(*parts, None, 0.0, 0.25).variance.square().sum()
+
+    def slope(q, function=total):
+        (found,) = torch.autograd.grad(function(q), q, create_graph=True)
         return found.square().sum()
 
     found = []
@@ -82,6 +87,7 @@ def other_derivatives():
                 torch.func.jvp(total, (tensors[0],), (torch.ones_like(tensors[0]),))[1],
                 torch.func.grad(total)(tensors[0]),
                 torch.autograd.grad(slope(q), q)[0],
+                torch.autograd.grad(slope(q, alike), q)[0],
             ]
         )
     for ours, true in zip(*found, strict=True):
@@ -115,9 +121,9 @@ if __name__ == "__main__":
         compared(SIZES[0], certain)
     fused_attention.TILES = fused_attention.SMALL_TILES
     compared(SIZES[0])
-    has_products, fused_attention._has_products = fused_attention._has_products, lambda _: False
+    has_products, fused_attention.has_bfloat16 = fused_attention.has_bfloat16, lambda _: False
     compared(SIZES[0])
-    fused_attention._has_products = has_products
+    fused_attention.has_bfloat16 = has_products
     other_derivatives()
     compiled()
     print("all agree")

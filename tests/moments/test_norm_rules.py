@@ -271,9 +271,8 @@ def test_layer_norm_knows_its_derivatives(has_weight, shape, monkeypatch):
         return F.layer_norm(Moments(m, v), (5,), *scaling).pair()
 
     assert torch.autograd.gradcheck(call, inputs)
-    assert torch.autograd.gradgradcheck(
-        call, [each.detach()[:1].requires_grad_() for each in (m, v)]
-    )
+    few = [each.detach().view(-1, 5)[:2].requires_grad_() for each in (m, v)]
+    assert torch.autograd.gradgradcheck(call, few)
     weights = [torch.randn(*shape).double() for _ in range(2)]
     own = torch.autograd.grad(call(*inputs), inputs, weights)
     monkeypatch.setattr(layer_norm_module, "takes_own_derivatives", lambda *_: False)
@@ -298,3 +297,13 @@ def test_layer_norm_of_large_values_is_finite():
     m.requires_grad_()
     result = F.layer_norm(Moments(m, v), (6,))
     assert all(each.isfinite().all() for each in result.pair())
+
+
+@pytest.mark.parametrize("norm", [F.layer_norm, F.rms_norm])
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4, 1)])
+def test_a_norm_over_another_shape_is_refused_as_by_torch(norm, shape):
+    x = Moments(torch.zeros(2, 3, 6), 1.0)
+    with pytest.raises((RuntimeError, ValueError)):
+        norm(x.expected, shape)
+    with pytest.raises(ValueError, match="normalized_shape must be how the input's shape ends"):
+        norm(x, shape)

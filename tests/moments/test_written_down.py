@@ -61,9 +61,12 @@ def test_scales_of_units_and_biases_are_written_down(scale, count):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_view_into_a_tensor_is_read_where_it_lies():
-    given = torch.arange(12.0).view(3, 4)
-    found, result = graph_of(lambda x: written_down((x + 1.0)[:, 3]) * 2.0, given)
-    assert "aten.as_strided.default" in found
+    """By inductor, which takes the view from where the memory begins."""
+    torch._dynamo.reset()
+    with scales_written_down():
+        call = torch.compile(lambda x: written_down((x + 1.0)[:, 3]) * 2.0, fullgraph=True)
+        result = call(torch.arange(12.0).view(3, 4))
+    torch._dynamo.reset()
     torch.testing.assert_close(result, torch.tensor([8.0, 16.0, 24.0]))
 
 

@@ -61,7 +61,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _counts(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return how many entries each scale has."""
-    # Made here and sent in one go; in compiled code they are constants of a kernel.
+    # Made on the processor and sent in one go; in compiled code they are constants of a kernel.
     made_on = device if torch.compiler.is_compiling() else torch.device("cpu")
     counts = [
         torch.full((num,), whole / max(num, 1), dtype=dtype, device=made_on) for num, whole in sizes

@@ -5,20 +5,18 @@ Second derivatives, and those of `torch.func` or forward mode, are left to the o
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bayesify.moments.bfloat16_kernels import HAS_TRITON, has_bfloat16
 from bayesify.moments.moments import Moments
 from bayesify.moments.open_attention import attend_openly
 from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 FEATURES = (16, 32, 64, 128)
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
-# Asked once: compiled code cannot.
-HAS_TRITON = find_spec("triton") is not None
 
 
 class Tiles(NamedTuple):
@@ -74,7 +72,7 @@ def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) 
 def _attention(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if _has_products(q.device):
+    if has_bfloat16(q.device):
         return run_forward(q, qv, k, kv, v, vv, scale)
     results = _attention_shapes(q, qv, k, kv, v, vv, scale)
     for room, found in zip(results, _openly([q, qv, k, kv, v, vv], scale), strict=False):
@@ -120,7 +118,7 @@ def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor, *_: Any) -> tuple[
         # Gradients that have gradients. Of views: queries may be keys, and values too.
         views = [each.view_as(each) for each in tensors[:6]]
         return *_gradients_openly(views, given, ctx.scale, create_graph=True), None
-    if not _has_products(of_mean.device):
+    if not has_bfloat16(of_mean.device):
         leaves = [each.detach().requires_grad_() for each in tensors[:6]]
         return *_gradients_openly(leaves, given, ctx.scale, create_graph=False), None
     grads = _attention_backward(tensors[:6], tensors[6:], *given, ctx.scale)
@@ -140,14 +138,6 @@ def _gradients_openly(
 def _openly(tensors: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
     parts = (Moments(*tensors[index : index + 2]) for index in (0, 2, 4))
     return attend_openly(*parts, mask=None, dropout=0.0, scale=scale).pair()
-
-
-def _has_products(device: torch.device) -> bool:
-    """Whether a GPU multiplies matrices of bfloat16: older ones are left to the open form.
-
-    Asked where the operation runs, and not in `can_fuse`: compiled code cannot ask.
-    """
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 _attention.register_autograd(_backward, setup_context=_keep_for_backward)

@@ -5,18 +5,16 @@ Second derivatives, and those of `torch.func` or forward mode, are left to torch
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.moments.coarse_gelu import coarse_gelu_moments
+from bayesify.moments.bfloat16_kernels import HAS_TRITON, has_bfloat16
+from bayesify.moments.coarse_gelu import coarse_gelu_gradients, coarse_gelu_moments
 from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
-# Asked once: compiled code cannot.
-HAS_TRITON = find_spec("triton") is not None
 # Entries of a program, four for each of its threads.
 _SIZE, _WARPS = 512, 4
 
@@ -38,9 +36,11 @@ def half_precision_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("bayesify::gelu_moments", mutates_args=())
 def _gelu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    m, v = _laid_out_alike(m, v)
+    if not has_bfloat16(m.device):
+        return coarse_gelu_moments(m, v)
     from bayesify.moments import gelu_kernels
 
-    m, v = _laid_out_alike(m, v)
     results = torch.empty_like(m), torch.empty_like(m)
     _launch(gelu_kernels.moments, m, v, *results)
     return results
@@ -56,11 +56,13 @@ def _gelu_shapes(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _gelu_backward(
     m: Tensor, v: Tensor, of_mean: Tensor, of_variance: Tensor
 ) -> tuple[Tensor, Tensor]:
+    m, v, of_mean, of_variance = _laid_out_alike(m, v, of_mean, of_variance)
+    if not has_bfloat16(m.device):
+        return coarse_gelu_gradients(m, v, of_mean, of_variance)
     from bayesify.moments import gelu_kernels
 
-    given = _laid_out_alike(m, v, of_mean, of_variance)
-    results = torch.empty_like(given[0]), torch.empty_like(given[0])
-    _launch(gelu_kernels.gradients, *given, *results)
+    results = torch.empty_like(m), torch.empty_like(m)
+    _launch(gelu_kernels.gradients, m, v, of_mean, of_variance, *results)
     return results
 
 

@@ -57,6 +57,15 @@ def scale_by_root_mean_square(x: Moments, eps: float) -> Moments:
     return Moments(h, ((own + shared) / power).clamp_min(0.0))
 
 
+def _check_shape(x: Moments, normalized_shape: Sequence[int]) -> None:
+    ends = tuple(x.shape[max(x.ndim - len(normalized_shape), 0) :])
+    if ends != tuple(normalized_shape):
+        raise ValueError(
+            f"normalized_shape must be how the input's shape ends, got {tuple(normalized_shape)} "
+            f"for an input of shape {tuple(x.shape)}"
+        )
+
+
 @rule(F.layer_norm)
 def _layer_norm(
     input: Any,
@@ -69,6 +78,7 @@ def _layer_norm(
         options = (mean_of(weight), mean_of(bias), eps)
         return Moments(F.layer_norm(mean_of(input), normalized_shape, *options))
     x = as_moments(input)
+    _check_shape(x, normalized_shape)
     flat = x.flatten(x.ndim - len(normalized_shape))
     v = flat.variance_or_none
     if len(normalized_shape) == 1 and v is not None and is_plain(weight, bias):
@@ -86,6 +96,7 @@ def _rms_norm(
     if is_plain(input, weight):
         return Moments(F.rms_norm(mean_of(input), normalized_shape, mean_of(weight), eps))
     x = as_moments(input)
+    _check_shape(x, normalized_shape)
     flat = x.flatten(x.ndim - len(normalized_shape))
     least = torch.finfo(x.dtype).eps if eps is None else eps
     return affine(scale_by_root_mean_square(flat, least).view(x.shape), weight, None, x.dtype)
