@@ -17,7 +17,7 @@ class Runtime:
     """Runs an ONNX file that `bayesify.export` wrote; neither torch nor bayesify is needed.
 
     Noise of a file of samples is drawn at every call. ONNX Runtime has no input for its seed;
-    `onnxruntime.set_seed` seeds the whole process, before the first Runtime is made.
+    `onnxruntime.set_seed` seeds every Runtime that the process makes after it.
 
     Args:
         file: Path of the file, or its content.

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 
@@ -14,6 +15,12 @@ NOTE = {
     "preprocessing": {"mean": [0.13], "std": [0.31]},
     "trained_on": "digits",
 }
+
+
+@pytest.fixture(autouse=True)
+def seeded_noise() -> None:
+    """Let every file of samples that a test opens draw the same noise in every run."""
+    onnxruntime.set_seed(0)
 
 
 @pytest.fixture(scope="session")

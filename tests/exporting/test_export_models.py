@@ -20,8 +20,6 @@ SIZES = (1, 3, 6)
 OF_CLASSES = ("probs", "entropy", "expected_entropy", "mutual_information")
 # The share of an output's scale that export itself allows.
 TOLERANCE = 1e-4
-# Rounding of float32 in a softmax.
-ROUNDING = 1e-5
 METHODS = {
     "mean_field": lambda: bf.MeanField(initial_std=0.05),
     "variational_dropout": lambda: bf.VariationalDropout(initial_std=0.05),
@@ -103,17 +101,18 @@ def assert_agrees(runtime: Runtime, model: nn.Module, batch: torch.Tensor, what:
 
 
 def assert_draws_agree(runtime: Runtime, model: nn.Module, batch: torch.Tensor) -> None:
-    number = 64
+    """Compare averages over entries: a pixel that one draw in a hundred changes has no error bar."""
+    number, many = 64, 1024
     calls = [runtime(batch.numpy()) for _ in range(number // 2)]
     probs = np.mean([call["probs"] for call in calls], 0)
-    spread = np.mean([call["probs_variance"] for call in calls], 0)
     expected = bf.predict(
-        model, batch, by="sample", num_samples=number, likelihood="classification", seed=0
+        model, batch, by="sample", num_samples=many, likelihood="classification", seed=0
     )
-    error = np.sqrt((spread + expected.variance.numpy()) / number)
-    # Six standard errors of a difference of means: by chance once in a billion entries. A pixel
-    # that no draw changes differs by rounding.
-    assert (np.abs(probs - expected.probs.numpy()) < 6 * error + ROUNDING).all()
+    spread = float(expected.variance.mean())
+    # Of 100 seeds each, the largest difference was 1.5 to 3.2 times what chance has on average.
+    chance = (spread * (1 / number + 1 / many)) ** 0.5
+    assert np.sqrt(np.mean((probs - expected.probs.numpy()) ** 2)) < 4 * chance
+    assert 0.5 < np.mean([call["probs_variance"] for call in calls]) / spread < 2.0
     assert not np.array_equal(calls[0]["probs"], calls[1]["probs"])
 
 
