@@ -9,8 +9,10 @@
 A training step is traced on the CPU, its tensors are said to lie on a GPU, and torch's compiler
 plans the kernels, which are counted instead of compiled. What libraries do, the products, is left
 out, and so are kernels of our own (attention, GELU). Bytes are no time, but plans of the same
-network can be told apart by them: it takes minutes here and none of a GPU. It reaches into torch's
-private parts; known to work with 2.13.
+network can be told apart by them: it takes minutes here and none of a GPU. What planning itself
+takes, in seconds of one core, is the most of what a user waits for a step to compile, beside the
+compilation of the kernels on all cores. It reaches into torch's private parts; known to work with
+2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -229,9 +232,11 @@ def main() -> None:
     options |= {name: json.loads(value) for name, value in (o.split("=") for o in wanted.option)}
     pretend_gpu()
     for graph, is_backward in graphs:
+        start = time.process_time()
         found = kernels(graph, is_backward, options)
-        side = "backward" if is_backward else "forward"
-        print(f"{side}: {len(found)} kernels, {sum(each for each, _ in found) / 1e3:.2f} GB")
+        seconds = time.process_time() - start
+        side, moved = "backward" if is_backward else "forward", sum(each for each, _ in found) / 1e3
+        print(f"{side}: {len(found)} kernels, {moved:.2f} GB, planned in {seconds:.0f} s")
         for megabytes, what in sorted(found, reverse=True)[: wanted.top]:
             print(f"  {megabytes:7.0f} MB {what}")
 

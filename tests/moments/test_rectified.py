@@ -146,3 +146,23 @@ def test_maximum_of_certain_values_is_the_larger():
     mean, variance = maximum_moments((m1, none), (m2, none))
     assert torch.equal(mean, torch.maximum(m1, m2))
     assert torch.equal(variance, none)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("way", ["compiled", "exported"])
+def test_traced_relu_has_its_derivatives_at_zero(way):
+    class Rectified(torch.nn.Module):
+        def forward(self, m, v):
+            return rectified_moments(m, v)
+
+    given = torch.zeros(3, requires_grad=True), torch.full((3,), 0.64)
+    if way == "compiled":
+        traced = torch.compile(Rectified(), backend="aot_eager", fullgraph=True)
+    else:
+        traced = torch.export.export(Rectified(), given).module()
+    for index in range(2):
+        (expected,) = torch.autograd.grad(rectified_moments(*given)[index].sum(), given[0])
+        (found,) = torch.autograd.grad(traced(*given)[index].sum(), given[0])
+        torch.testing.assert_close(found, expected)
+        assert (found > 0.1).all()
+    torch._dynamo.reset()

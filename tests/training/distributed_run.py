@@ -4,11 +4,13 @@ usage: distributed_run.py OUT STRATEGY SCALE EPOCHS
 """
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
@@ -32,8 +34,6 @@ def make_model(scale: str) -> nn.Module:
 
 def main() -> None:
     out, strategy, scale, epochs = sys.argv[1:5]
-    import os
-
     world = int(os.environ.get("WORLD_SIZE", "1"))
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(NUM_DATA, 6, generator=generator)
@@ -59,6 +59,23 @@ def main() -> None:
     (Path(out) / f"rank{rank}.json").write_text(json.dumps(report))
     if strategy == "fsdp":
         bf.save(model, Path(out) / f"model{rank}.safetensors")
+    if strategy == "ddp":
+        _leave_reductions_behind()
+
+
+def _leave_reductions_behind() -> None:
+    """End with tensors in the hands of gloo's threads, and be slow to end.
+
+    A thread that gives such a tensor back to an interpreter that is ending aborts the process.
+    """
+    for _ in range(20):
+        distributed.all_reduce(torch.ones(100_000), async_op=True)
+    sys.slow_to_end = _SlowToEnd()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _SlowToEnd:
+    def __del__(self) -> None:
+        time.sleep(0.5)
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:

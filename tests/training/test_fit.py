@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
+from bayesify.training.progress import Reporter
 from bayesify.training.settings import FitOptions, FitSettings
 from training.small_problem import data, network
 
@@ -101,6 +102,18 @@ def test_progress_bar_shows_nll_kl_accuracy_and_time(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().err
     for word in ("epoch 2/2", "nll", "kl", "accuracy", "left"):
         assert word in shown
+
+
+def test_progress_bar_says_that_the_first_step_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    for compiles in (True, False):
+        reporter = Reporter(2, None, show_bar=True, use_tensorboard=False, is_writer=True)
+        with reporter:
+            reporter.start(3, 0, 0, compiles=compiles)
+        assert ("compiling" in capsys.readouterr().err) is compiles
+        with reporter:
+            reporter.start(3, 0, 0, compiles=compiles)
+            reporter.step(0, None)
+        assert "compiling" not in capsys.readouterr().err
 
 
 def test_nan_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ class MomentPropagation(Variational):
             "realize_reads_threshold": 8,
             "realize_opcount_threshold": 200,
             "realize_acc_reads_threshold": 24,
+            # From torch 2.13 on: it plans long kernels over and over, to find the same ones.
+            "loop_reindexing_after_fusion": False,
         }
 
     def nll(

@@ -35,15 +35,15 @@ def rectified_moments(
     is_relu = isinstance(slope, float) and slope == 0.0
     if is_relu and takes_own_derivatives(m, v):
         return _Rectified.apply(m, v, is_coarse)
-    return _rectified(m, v, slope, is_coarse=is_coarse)
+    return _rectified(m, v, slope, is_coarse=is_coarse, is_derived=True)
 
 
 def _rectified(
-    m: Tensor, v: Tensor, slope: float | Tensor, *, is_coarse: bool
+    m: Tensor, v: Tensor, slope: float | Tensor, *, is_coarse: bool, is_derived: bool
 ) -> tuple[Tensor, Tensor]:
     types = m.dtype, v.dtype
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
-    part = _parts(m, v, is_coarse=is_coarse)
+    part = _parts(m, v, is_coarse=is_coarse, is_derived=is_derived)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
     above, excess = torch.where(part.is_right, m, 0.0), v * part.per_s * part.g
@@ -68,7 +68,7 @@ class _Rectified(torch.autograd.Function):
     def forward(ctx: Any, m: Tensor, v: Tensor, is_coarse: bool) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m, v)
         ctx.is_coarse = is_coarse
-        return _rectified(m, v, 0.0, is_coarse=is_coarse)
+        return _rectified(m, v, 0.0, is_coarse=is_coarse, is_derived=not _is_compiled())
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,7 +77,9 @@ class _Rectified(torch.autograd.Function):
         m, v = ctx.saved_tensors
         types = m.dtype, v.dtype
         m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
-        part = _parts(m, v, is_coarse=ctx.is_coarse)
+        part = _parts(
+            m, v, is_coarse=ctx.is_coarse, is_derived=torch.is_grad_enabled() or not _is_compiled()
+        )
         scaled = torch.where(part.is_right, part.x, 0.0) + part.g
         along_m = of_mean * part.share + of_variance * (2.0 * v * part.per_s * scaled * part.rest)
         slope = part.share - scaled * part.bell
@@ -96,12 +98,14 @@ def maximum_moments(
     m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
     if takes_own_derivatives(m1, v1, m2, v2):
         return _Maximum.apply(m1, v1, m2, v2)
-    return _maximum(m1, v1, m2, v2)
+    return _maximum(m1, v1, m2, v2, is_derived=True)
 
 
-def _maximum(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
+def _maximum(
+    m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, *, is_derived: bool
+) -> tuple[Tensor, Tensor]:
     total = v1 + v2
-    part = _parts(m1 - m2, total)
+    part = _parts(m1 - m2, total, is_derived=is_derived)
     # total / s is s, and 0 where both are certain.
     mean = torch.where(part.is_right, m1, m2) + total * part.per_s * part.g
     # The last factors first: far apart x is huge and g is 0.
@@ -123,7 +127,7 @@ class _Maximum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(m1, v1, m2, v2)
-        return _maximum(m1, v1, m2, v2)
+        return _maximum(m1, v1, m2, v2, is_derived=not _is_compiled())
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -131,7 +135,7 @@ class _Maximum(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         m1, v1, m2, v2 = ctx.saved_tensors
         total = v1 + v2
-        part = _parts(m1 - m2, total)
+        part = _parts(m1 - m2, total, is_derived=torch.is_grad_enabled() or not _is_compiled())
         # (m1 - a) / s and (m2 - a) / s; whichever mean is larger, only g is missing to it.
         both = part.x + part.g
         down1 = -torch.where(part.is_right, part.g, both)
@@ -167,13 +171,23 @@ class _Parts(NamedTuple):
     """E[max(z - |t|, 0)]"""
 
 
-def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False) -> _Parts:
+def _is_compiled() -> bool:
+    """Whether this is compiled, with the derivatives given here and no others.
+
+    Exported code, which has derivatives where dynamo had no part in it, is derived term by term.
+    `is_exporting` does not tell: compiled by torch 2.11 it is true of all code.
+    """
+    return torch.compiler.is_dynamo_compiling()
+
+
+def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False, is_derived: bool) -> _Parts:
     per_s = v.clamp_min(LEAST_VARIANCE).rsqrt()
     t = m * per_s
     # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
-    # which are those of the whole. `abs` would give a slope of 0.
+    # which are those of the whole. `abs` would give a slope of 0. Where none is taken it is better:
+    # the compiler writes t out wherever x is read, and then once and not three times.
     is_right = t > 0
-    x = torch.where(is_right, t, -t)
+    x = torch.where(is_right, t, -t) if is_derived else t.abs()
     bell = density(x)
     if is_coarse:
         # Two polynomials take a GPU less time than the error function.

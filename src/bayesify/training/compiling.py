@@ -102,14 +102,19 @@ def compiled(
 def compile_options(
     choice: bool | str, device: torch.device, on_gpu: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a mode stands for on a device, and the rest that is to be set there."""
-    from torch._inductor import list_mode_options
+    """Return what a mode stands for on a device, and the rest that is to be set there.
+
+    Of `on_gpu`, which is about speed alone, that part which this torch has.
+    """
+    from torch._inductor import list_mode_options, list_options
 
     usual = list_mode_options("default" if choice is True else str(choice))
     if device.type == "cpu":
         # Inductor's own random numbers take 70 ns each on a CPU, torch's a twentieth of that.
         return {**usual, "fallback_random": True}
-    return {**usual, **_without_wrong_sums(), **(on_gpu or {})}
+    known = set(list_options())
+    own = {name: value for name, value in (on_gpu or {}).items() if name in known}
+    return {**usual, **_without_wrong_sums(), **own}
 
 
 def _without_wrong_sums() -> dict[str, Any]:

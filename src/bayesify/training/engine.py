@@ -5,7 +5,9 @@ Fabric takes seconds to import, so this module is imported inside `fit` only.
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +17,15 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning_fabric.strategies.strategy import Strategy
-from torch import nn
+from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 from bayesify.conversion.posterior import Posterior
 from bayesify.training.compiling import torch_release
 from bayesify.training.settings import FitSettings
+
+# Seconds for gloo's threads to put down what they hold where they cannot be waited for.
+_LAST_TENSORS = 0.2
 
 
 def make_fabric(settings: FitSettings) -> Fabric:
@@ -50,8 +55,36 @@ def make_fabric(settings: FitSettings) -> Fabric:
             "strategy='fsdp' shards over several processes, but there is one: start the script "
             "with torchrun --nproc-per-node=2 or more"
         )
+    has_joined = _is_in_a_group()
     fabric.launch()
+    if _is_in_a_group() and distributed.get_backend() != "nccl":
+        # Fabric itself leaves a group of nccl at exit, and no other. What is registered last is
+        # done first.
+        if not has_joined:
+            atexit.register(_leave_group)
+        if settings.strategy == "fsdp":
+            atexit.unregister(_wait_for_threads)
+            atexit.register(_wait_for_threads)
     return fabric
+
+
+def _is_in_a_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _leave_group() -> None:
+    """End gloo's threads while the interpreter is whole, and wait for them.
+
+    One that gives back the last tensor of a collective while the interpreter ends would abort
+    the process with all its work done (pytorch/pytorch#179291).
+    """
+    if _is_in_a_group():
+        distributed.destroy_process_group()
+
+
+def _wait_for_threads() -> None:
+    # The caches of DTensor hold on to the group and have no public way out: its threads live on.
+    time.sleep(_LAST_TENSORS)
 
 
 def _check_release() -> None:

@@ -141,7 +141,8 @@ class _Run:
                 self.checkpoints.forget_best()
                 self.checkpoints.begin_epoch()
                 self.checkpoints.save(self.position)
-            reporter.start(self.num_batches, self.position.epoch, self.position.batch)
+            where, compiles = self.position, bool(self.settings.compile)
+            reporter.start(self.num_batches, where.epoch, where.batch, compiles=compiles)
             while self.position.epoch < self.settings.epochs and not self._is_patience_spent():
                 self._epoch(reporter, interrupt, now)
                 now = None

@@ -41,6 +41,7 @@ class Reporter:
         self.show_bar = is_writer and (sys.stderr.isatty() if show_bar is None else show_bar)
         self._bar: Any = None
         self._task: Any = None
+        self._is_waiting = False
         self._board: Any = None
         if use_tensorboard and self.run_path is not None:
             self._board = _summary_writer(self.run_path / "tensorboard")
@@ -62,13 +63,22 @@ class Reporter:
         if self._board is not None:
             self._board.close()
 
-    def start(self, num_batches: int | None, epoch: int, batch: int) -> None:
-        """Show a run of `epochs` × `num_batches` steps that stands at this position."""
+    def start(
+        self, num_batches: int | None, epoch: int, batch: int, *, compiles: bool = False
+    ) -> None:
+        """Show a run of `epochs` × `num_batches` steps that stands at this position.
+
+        Where the first step `compiles` the network it says so: that can take minutes.
+        """
         if self._bar is None:
             return
         total = None if num_batches is None else self.epochs * num_batches
         done = epoch * (num_batches or 0) + batch
-        self._task = self._bar.add_task(f"epoch {epoch + 1}/{self.epochs}", total=total, values="")
+        waiting = "compiling, for minutes" if compiles and epoch < self.epochs else ""
+        self._is_waiting = bool(waiting)
+        self._task = self._bar.add_task(
+            f"epoch {epoch + 1}/{self.epochs}", total=total, values=waiting
+        )
         self._bar.update(self._task, completed=done)
 
     def step(self, epoch: int, values: Mapping[str, float] | None) -> None:
@@ -76,6 +86,9 @@ class Reporter:
         if self._bar is None:
             return
         shown = {} if values is None else {"values": _inline(values)}
+        if values is None and self._is_waiting:
+            shown = {"values": ""}
+        self._is_waiting = False
         self._bar.update(
             self._task, advance=1, description=f"epoch {epoch + 1}/{self.epochs}", **shown
         )
