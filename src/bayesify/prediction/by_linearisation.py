@@ -10,7 +10,7 @@ output.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,24 @@ from bayesify.conversion.posterior import Posterior
 from bayesify.moments import precise_dtype
 from bayesify.prediction.by_moments import of_logits, of_values
 from bayesify.prediction.draws import bytes_to_take
+from bayesify.prediction.layer_slopes import (
+    Call,
+    Cost,
+    Use,
+    covariance,
+    layers_to_watch,
+    read_elsewhere,
+    slopes_of_weight,
+    uses_of_weights,
+    watched,
+)
 from bayesify.prediction.predictive import Predictive
 from bayesify.training.likelihood import Classification, Likelihood
 from bayesify.types import batch_size, call_model, output_tensor
 
+# How far two ways to the slopes of a weight may be apart: so many roots of what numbers are
+# rounded by, and in half precision, where that would be a third of them, this share.
+_ROOTS_APART, _MOST_APART = 4.0, 0.05
 # Of a covariance's largest entry: what rounding may take from it before its root is asked for.
 _ROUNDING = 1e-5
 
@@ -48,19 +62,19 @@ def predict_linearised(
         made_by: How it is made, in words.
         memory_limit: Bytes that the derivatives of some examples may take together.
     """
-    mean, covariance = linearised_outputs(model, inputs, memory_limit)
+    mean, covariances = linearised_outputs(model, inputs, memory_limit)
     if isinstance(likelihood, Classification):
         if mean.ndim != 2 or likelihood.class_axis not in (None, 1, -1):
             raise ValueError(
                 f"by='linearised' reads classes off outputs of shape (batch, classes), got "
                 f"{tuple(mean.shape)}; take by='sample' or by='moments'"
             )
-        root = _root(covariance)
+        root = _root(covariances)
         # Points are (number, 1, classes): each example mixes them by a root of its own.
         return of_logits(
             mean, 1, lambda points: torch.einsum("pic,bkc->pbk", points, root), made_by
         )
-    variance = covariance.diagonal(dim1=1, dim2=2).view(mean.shape)
+    variance = covariances.diagonal(dim1=1, dim2=2).clamp_min(0.0).view(mean.shape)
     return of_values(mean, variance, likelihood, made_by)
 
 
@@ -68,44 +82,48 @@ def linearised_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at the mean weights, and the covariance (batch, D, D) of each example's D."""
-    calling = _Calling(model)
-    means, variances = _random_weights(model)
-    leaves, layout = tree_flatten(inputs)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def output(weights: dict[str, Tensor], *tensors: Tensor) -> Tensor:
-        given = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            given[place] = tensor[None]
-        named = {f"model.{name}": tensor for name, tensor in weights.items()}
-        whole = (tree_unflatten(given, layout),)
-        # Told to find other names itself, it would not put back a module that has two.
-        found = torch.func.functional_call(calling, named, whole, tie_weights=False)
-        return found[0].to(precise_dtype(found.dtype))
-
-    def example(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        found, backward, *_ = torch.func.vjp(lambda weights: output(weights, *tensors), means)
-        directions = torch.eye(found.numel(), dtype=found.dtype, device=found.device)
-        (slopes,) = torch.vmap(backward)(directions.view(-1, *found.shape))
-        covariance = torch.zeros_like(directions)
-        for name, slope in slopes.items():
-            rows = slope.flatten(1).to(covariance.dtype)
-            covariance = covariance + (rows * variances[name].to(rows.dtype)) @ rows.T
-        return found, covariance
-
-    tensors = [leaves[place] for place in places]
     with derivable_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        outputs, number = calling(inputs), batch_size(inputs)
+        leaves, layout = tree_flatten(inputs)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def whole(tensors: Sequence[Tensor]) -> Any:
+            given = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                given[place] = tensor[None]
+            return tree_unflatten(given, layout)
+
+        number, tensors = batch_size(inputs), [leaves[place] for place in places]
         if number == 0:
+            outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
             return outputs.to(precise_dtype(outputs.dtype)), outputs.new_zeros(0, size, size)
-        # A weight's slope of every output, and it once more times its variance.
-        num_weights = sum(mean.numel() for mean in means.values())
-        each = 8 * (outputs.numel() // number) * max(num_weights, 1)
-        chunk = max(1, min(number, bytes_to_take(model, memory_limit) // each))
-        try:
+        first = whole([tensor[0] for tensor in tensors])
+        _Calling(model)(first)  # what the model itself has to say against such inputs
+        limit = bytes_to_take(model, memory_limit)
+
+        def found_by(network: _Linearised) -> tuple[Tensor, Tensor]:
+            def example(*each: Tensor) -> tuple[Tensor, Tensor]:
+                return network(whole(each))
+
+            chunk = max(1, min(number, limit // network.bytes_per_example))
             return torch.vmap(example, chunk_size=chunk)(*tensors)
+
+        try:
+            network = _Linearised(model, first, layers_to_watch(model))
+            if network.bytes_per_example <= limit:
+                return found_by(network)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            # Layers that cannot be watched, as those called under a transform of the model's own;
+            # without watching any the model has its chance, or its own error.
+            network = None
+        try:
+            other = _Linearised(model, first, [])
+            if network is None or other.bytes_per_example < network.bytes_per_example:
+                network = other
+            return found_by(network)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -115,16 +133,119 @@ def linearised_outputs(
             ) from error
 
 
-def _random_weights(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the means of random weights by their names in the model, and flat variances."""
-    means, variances = {}, {}
-    for path, site in model.named_modules():
-        if isinstance(site, Posterior) and site.num_random:
-            location = site.family.parameter_names[0]
-            name = f"{path}.{location}"
-            means[name] = site.get_parameter(location).detach()
-            variances[name] = site.stored_variance().flatten()
-    return means, variances
+class _Linearised:
+    """A network that gives the covariance of its outputs beside them, for one example.
+
+    Random weights of watched layers are reached through what these layers are given and return
+    (`layer_slopes`), which never takes a network of weights per example; all others, and weights
+    that are read in other ways too, by a slope for each weight. That the two ways agree is made
+    sure of with one example.
+    """
+
+    def __init__(self, model: nn.Module, example: Any, layers: Sequence[nn.Module]) -> None:
+        self.calling = _Calling(model)
+        self.sites = {
+            f"model.{path}.{site.family.parameter_names[0]}": site
+            for path, site in model.named_modules()
+            if isinstance(site, Posterior) and site.num_random
+        }
+        self.means = {name: self.calling.get_parameter(name).detach() for name in self.sites}
+        with (
+            read_elsewhere(layers, self.sites.values()) as elsewhere,
+            watched(layers) as calls,
+        ):
+            num_outputs = self.calling(example).numel()
+        self._watch(calls)
+        uses = self._agreeing(example, num_outputs) if layers else {}
+        uses = {site: use for site, use in uses.items() if site not in elsewhere}
+        self._watch([call for call in calls if uses.keys() & _sites_of(call.layer)])
+        self.variances = {
+            name: _variance(site) for name, site in self.sites.items() if site in uses
+        }
+        self.slow = {
+            name: site.stored_variance().flatten()
+            for name, site in self.sites.items()
+            if site not in uses
+        }
+        self.bytes_per_example = self._bytes(uses, num_outputs)
+
+    def _watch(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.layers = list({call.layer: None for call in calls})
+        self.zeros = [torch.zeros_like(call.output) for call in calls]
+
+    def __call__(self, example: Any) -> tuple[Tensor, Tensor]:
+        """Return the outputs (without the dimension of examples) and their covariance."""
+        means = {name: self.means[name] for name in self.slow}
+        output, backward, given = self._vjp(example, means)
+        directions = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
+        slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
+        covariances = torch.zeros_like(directions)
+        uses = self._uses(given, slopes)
+        for name, variance in self.variances.items():
+            covariances = covariances + covariance(uses[self.sites[name]], variance)
+        for name, slope in of_means.items():
+            rows = slope.flatten(1).to(covariances.dtype)
+            covariances = covariances + (rows * self.slow[name].to(rows.dtype)) @ rows.T
+        return output, covariances
+
+    def _vjp(self, example: Any, means: dict[str, Tensor]) -> tuple[Tensor, Any, list[Tensor]]:
+        def outputs(added: list[Tensor], weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+            with watched(self.layers, added) as calls:
+                # Told to find other names itself, it would not put back a module that has two.
+                arguments = (self.calling, weights, (example,))
+                found = torch.func.functional_call(*arguments, tie_weights=False)[0]
+            return found.to(precise_dtype(found.dtype)), [call.given for call in calls]
+
+        found: Any = torch.func.vjp(outputs, self.zeros, means, has_aux=True)
+        return found
+
+    def _uses(self, given: Sequence[Tensor], slopes: Sequence[Tensor]) -> dict[Posterior, Use]:
+        precise = [[x.to(precise_dtype(x.dtype)) for x in each] for each in (given, slopes)]
+        return uses_of_weights([call.layer for call in self.calls], *precise)
+
+    def _agreeing(self, example: Any, num_outputs: int) -> dict[Posterior, Use]:
+        """Return the uses of those weights whose slopes, added up over them, are right."""
+        output, backward, given = self._vjp(example, self.means)
+        # A direction that is no symmetry of the outputs, as (1, 1, ...) is of probabilities.
+        direction = torch.randn(num_outputs, generator=torch.Generator().manual_seed(0))
+        slopes, of_means = backward(direction.to(output).view(output.shape))
+        uses = self._uses(given, [slope[None] for slope in slopes])
+        right: dict[Posterior, Use] = {}
+        for name, site in self.sites.items():
+            if site in uses:
+                found, wanted = slopes_of_weight(uses[site])[0], of_means[name].flatten()
+                if site.index is not None:
+                    found = found[site.index.long()]
+                limit = min(_ROOTS_APART * torch.finfo(wanted.dtype).eps ** 0.5, _MOST_APART)
+                wanted = wanted.to(found.dtype)
+                if (found - wanted).norm() <= limit * wanted.norm():
+                    right[site] = uses[site]
+        return right
+
+    def _bytes(self, uses: dict[Posterior, Use], num_outputs: int) -> int:
+        # What layers are given and return, and the slopes of it, with as much that lies between;
+        # and what kernels see.
+        between = sum(each.given.numel() + each.output.numel() for each in self.calls)
+        seen = sum(use.given.numel() for use in uses.values())
+        costs = [Cost(uses[self.sites[name]], v, num_outputs) for name, v in self.variances.items()]
+        most = max((cost.num_written for cost in costs), default=0)
+        # A slope for every weight, and it once more times its variance.
+        slow = 2 * num_outputs * sum(each.numel() for each in self.slow.values())
+        return 4 * (2 * (1 + num_outputs) * between + seen + most + slow) + 1
+
+
+def _sites_of(layer: nn.Module) -> set[Posterior]:
+    return {child for child in layer.children() if isinstance(child, Posterior)}
+
+
+def _variance(site: Posterior) -> Tensor:
+    """Return variances of a whole tensor, or those that its units share."""
+    if site.is_tied_scale:
+        variance = site.family.variance(site.random_parameters())
+        if variance.shape == (site.shape[0], *[1] * (len(site.shape) - 1)):
+            return variance
+    return site.dense_variance()
 
 
 class _Calling(nn.Module):
