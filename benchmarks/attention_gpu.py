@@ -29,12 +29,14 @@ from torch import Tensor
 from bayesify.moments import Moments, attention_rules, fused_attention
 
 SHAPE = (128, 6, 197, 64)
+KERNELS = ("sources_made", "targets_made", *fused_attention.TILES)
 NUM_REPEATS = 20
 TILES = [
-    fused_attention.Tiles(targets, sources, warps, 2)
-    for targets, sources in itertools.product((32, 64, 128), (32, 64))
-    for warps in ((4, 8), (8,))[targets == 128]
-    if (targets, sources, warps) != (32, 32, 8)
+    fused_attention.Tiles(targets, sources, warps, stages)
+    for targets, sources in itertools.product((16, 32, 64, 128), (16, 32, 64, 128))
+    for warps in (4, 8)
+    for stages in (1, 2)
+    if 1024 <= targets * sources <= 4096 * (warps // 4)
 ]
 
 
@@ -121,29 +123,44 @@ def row(name: str, call: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> dict[s
     }
 
 
+def kernel_times(call: Callable[[], Any]) -> dict[str, float]:
+    """Return the milliseconds that each kernel of attention takes on the GPU."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(NUM_REPEATS):
+            call()
+        torch.cuda.synchronize()
+    return {
+        each.key: round(each.self_device_time_total / NUM_REPEATS / 1000, 4)
+        for each in found.key_averages()
+        if each.key in KERNELS
+    }
+
+
+def both_passes(given: list[Tensor]) -> None:
+    scale = SHAPE[-1] ** -0.5
+    results = fused_attention.run_forward(*given, scale)
+    ones = torch.ones(SHAPE, dtype=torch.bfloat16, device="cuda")
+    saved = [results[0], *results[2:]]
+    fused_attention.run_backward(given, saved, ones, ones, scale)
+
+
 def tune_one(kernel: str, tiles: fused_attention.Tiles) -> None:
-    """Print how long forward and backward take together with one kernel's tiles of these sizes."""
+    """Print how long a kernel takes with tiles of these sizes."""
     fused_attention.TILES[kernel] = tiles
     given = tensors(torch.bfloat16)
-    scale = SHAPE[-1] ** -0.5
-    ones = torch.ones(SHAPE, dtype=torch.bfloat16, device="cuda")
-
-    def call() -> None:
-        results = fused_attention.run_forward(*given, scale)
-        if kernel not in ("means", "variances"):
-            saved = [results[0], *results[2:]]
-            fused_attention.run_backward(given, saved, ones, ones, scale)
-
-    call()
+    both_passes(given)
     torch.cuda.synchronize()
     with Path(tempfile.gettempdir(), "attention_gpu.turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        print(json.dumps({"kernel": kernel, "tiles": tiles, "ms": round(timed(call), 3)}))
+        found = kernel_times(lambda: both_passes(given))[kernel]
+    print(json.dumps({"kernel": kernel, "tiles": tiles, "ms": found}))
 
 
-def tune() -> dict[str, Any]:
+def tune(kernels: list[str]) -> dict[str, Any]:
     """Try all tiles, fourteen processes at a time, compiled side by side and timed in turn."""
-    jobs = [(kernel, tiles) for tiles in TILES for kernel in fused_attention.TILES]
+    jobs = [(kernel, tiles) for tiles in TILES for kernel in kernels]
     running: list[Any] = []
     found: list[dict[str, Any]] = []
     while jobs or running:
@@ -158,9 +175,9 @@ def tune() -> dict[str, Any]:
         if done.returncode == 0 and lines:
             found.append(json.loads(lines[-1]))
     fastest = {}
-    for kernel in fused_attention.TILES:
+    for kernel in kernels:
         tried = sorted((each for each in found if each["kernel"] == kernel), key=lambda e: e["ms"])
-        for each in tried[:4]:
+        for each in tried[:6]:
             print(kernel, each["tiles"], each["ms"])
         fastest[kernel] = tried[0]["tiles"]
     return fastest
@@ -168,21 +185,24 @@ def tune() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--tune", nargs="*", help=f"some of {', '.join(fused_attention.TILES)}")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("results/vdp/attention_gpu.json"))
     wanted = parser.parse_args()
     if wanted.one is not None:
         tune_one(wanted.one[0], fused_attention.Tiles(*json.loads(wanted.one[1])))
         return
-    if wanted.tune:
-        print(json.dumps(tune()))
+    if unknown := set(wanted.tune or ()) - set(fused_attention.TILES):
+        parser.error(f"--tune: no tiles of {', '.join(sorted(unknown))}")
+    if wanted.tune is not None:
+        print(json.dumps(tune(wanted.tune or list(fused_attention.TILES))))
         return
     compiled: Any = torch.compile(open_form)
     report = {
         "provenance": provenance(__file__),
         "shape": SHAPE,
         "errors": errors(),
+        "kernels_ms": kernel_times(lambda: both_passes(tensors(torch.bfloat16))),
         "rows": [
             row("plain", plain),
             row("moments, fused", fused),
@@ -192,6 +212,7 @@ def main() -> None:
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["errors"]))
+    print(json.dumps(report["kernels_ms"]))
     for each in report["rows"]:
         print(each)
 

@@ -9,7 +9,13 @@ import bayesify as bf
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments, attention_rules, fused_attention
 
-SIZES = [(2, 3, 37, 37, 16), (1, 2, 5, 70, 32), (1, 1, 1, 1, 16), (1, 1, 33, 20, 128)]
+SIZES = [
+    (2, 3, 37, 37, 16),
+    (1, 2, 5, 70, 32),
+    (1, 2, 70, 5, 32),
+    (1, 1, 1, 1, 16),
+    (1, 1, 33, 20, 128),
+]
 
 
 def given(batch, heads, targets, sources, features, scale=0.3):
@@ -48,9 +54,41 @@ def compared(sizes, certain=()):
         torch.manual_seed(1)
         weights = [torch.randn(mean.shape).to(mean) for _ in range(2)]
         results.append([mean, variance, *torch.autograd.grad([mean, variance], inputs, weights)])
+    # That of the only score of a target is 0, as the difference of parts that are not.
+    largest = max(true.abs().max().item() for true in results[1])
     for ours, true in zip(*results, strict=True):
-        largest = true.abs().max().item()
-        torch.testing.assert_close(ours.double(), true, rtol=1e-4, atol=2e-6 * largest)
+        size = true.abs().max().item() or 0.01 * largest
+        torch.testing.assert_close(ours.double(), true, rtol=1e-4, atol=2e-6 * size)
+
+
+def nearly_certain(strength):
+    """Compare gradients in half precision where nearly all weight is on one source.
+
+    There the gradients of scores are differences of which little is left. float16 stands for
+    bfloat16, which the interpreter has not.
+    """
+    torch.manual_seed(0)
+    keys = torch.randn(1, 2, 70, 64)
+    means = [strength * keys, keys, torch.randn_like(keys) + 0.5]
+    parts = [[mean, 0.3 * torch.rand_like(mean)] for mean in means]
+    tensors = [part.half() for pair in parts for part in pair]
+    weights = [torch.randn_like(keys).half() for _ in range(2)]
+    results = fused_attention.run_forward(*tensors, 0.125)
+    found = fused_attention.run_backward(tensors, [results[0], *results[2:]], *weights, 0.125)
+    inputs = [each.double().requires_grad_() for each in tensors]
+    outputs = open_form(*moments_of(inputs), 0.125).pair()
+    true = torch.autograd.grad(outputs, inputs, [each.double() for each in weights])
+    for ours, exact in zip(found, true, strict=True):
+        error = (ours.double() - exact).norm() / exact.norm()
+        assert error < 3e-3
+
+
+def not_a_number():
+    """Look that what is not a number does not come out as one."""
+    tensors = [each.float() for each in given(1, 1, 3, 4, 16)]
+    tensors[4][0, 0, 1, 2] = float("nan")
+    found = fused_attention.fused_attention(*moments_of(tensors), 0.25)
+    assert all(each[..., 2].isnan().all() for each in found.pair())
 
 
 def open_form(query, key, value, scale):
@@ -117,10 +155,17 @@ def compiled():
 if __name__ == "__main__":
     for sizes in SIZES:
         compared(sizes)
+    not_a_number()
+    for strength in (0.5, 1.0, 1.5):
+        nearly_certain(strength)
     for certain in ((1,), (3,), (5,), (1, 3, 5)):
         compared(SIZES[0], certain)
     fused_attention.TILES = fused_attention.SMALL_TILES
     compared(SIZES[0])
+    # Matrices of two heads at a time, then of some targets of one.
+    for room in (2 * 37 * 48 * 4 * 7, 20 * 48 * 4 * 7):
+        fused_attention.MATRIX_BYTES, fused_attention.LEAST_ROWS = room, 1
+        compared(SIZES[0])
     has_products, fused_attention.has_bfloat16 = fused_attention.has_bfloat16, lambda _: False
     compared(SIZES[0])
     fused_attention.has_bfloat16 = has_products

@@ -93,6 +93,25 @@ def test_a_compiled_transformer_is_one_graph_with_an_operation_for_each_attentio
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize(
+    ("heads", "targets", "across"),
+    [(768, 197, 208), (5, 4096, 4096), (2, 20_000, 20_000), (1, 9_000, 400_000), (3, 1, 16)],
+)
+def test_parts_hold_every_target_of_every_head_once_and_have_room(heads, targets, across):
+    parts = fused_attention._parts(heads, targets, across, 2)
+    seen = torch.zeros(heads, targets, dtype=torch.int64)
+    for part in parts:
+        seen[part.first_head : part.first_head + part.heads, part.first : part.last] += 1
+        rows = part.heads * (part.last - part.first)
+        assert rows <= parts[0].heads * parts[0].last
+        is_small = rows * fused_attention.NUM_MATRICES * across * 2 <= fused_attention.MATRIX_BYTES
+        assert is_small or rows <= fused_attention.LEAST_ROWS
+        assert rows * across < 2**31
+    assert (seen == 1).all()
+    # No part is much smaller than the others: the rest of 20,000 would be 3,616 of 8,192.
+    assert min(part.last - part.first for part in parts) > 0.9 * (parts[0].last - parts[0].first)
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with a GPU")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["attention", "gelu"])

@@ -59,52 +59,79 @@ def keep(pointer, values, rows, stride, columns, count):
 
 
 @triton.jit
-def score_parts(x1, x2, x3, x4, y1, y2, y3, y4, level, top, is_there, scale):
+def at_peak(pointer, highest, stride, columns):
+    """Return what there is of the sources at the peaks of targets, 0 where there is none."""
+    where = pointer + tl.maximum(highest - 1, 0)[:, None].to(tl.int64) * stride + columns[None, :]
+    return tl.load(where, mask=highest[:, None] > 0, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def score_parts(q, q2, q_var, qc, k, k_var, k2, level, top, is_there, scale):
     """Return p, a and d of a tile, and where d is not below 0 by rounding, which has no gradient.
 
-    Of targets by sources if x is q, q^2 + v_q, v_q and -2 v_q c, and y is k, v_k, k^2 and k; of
-    sources by targets if they change places.
+    q2 is q^2 + v_q, qc is -2 v_q c, and `level` the sum of v_q c^2.
     """
-    scores = tl.dot(x1, tl.trans(y1)) * (scale * LOG2_E)
+    scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
     p = tl.where(is_there, tl.exp2(scores - top), 0.0)
-    a = tl.dot(x2, tl.trans(y2)) * (scale * scale)
-    d = (tl.dot(x4, tl.trans(y4), tl.dot(x3, tl.trans(y3))) + level) * (scale * scale)
+    a = tl.dot(q2, tl.trans(k_var)) * (scale * scale)
+    d = (tl.dot(qc, tl.trans(k), tl.dot(q_var, tl.trans(k2))) + level) * (scale * scale)
     return p, a, tl.maximum(d, 0.0), d >= 0.0
 
 
 @triton.jit
 def sources_made(
-    k, v, k_mean, v_mean, keys, k_square, values, v_square, v_rest,
+    k, v, v_mean, keys, k_square, values, v_square, v_rest,
     heads, sources, kb, kh, kn,
-    D: tl.constexpr, N: tl.constexpr,
+    REST: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Write keys and values less their means, and their squares; those of values in two parts."""
-    head, rows = block(sources, N)
+    """Write keys and values less their means over sources, and their squares, and values' means.
+
+    Squares of values are in two parts, the second only if `REST`. A program has a head.
+    """
+    head = tl.program_id(0)
     columns = tl.arange(0, D)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    k += b * kb + h * kh
+    v += b * kb + h * kh
     there = head.to(tl.int64) * sources * D
     kind = k.dtype.element_ty
-    less = tile(k + b * kb + h * kh, rows, kn, columns, sources).to(tl.float32)
-    less = (less - tl.load(k_mean + head * D + columns)[None, :]).to(kind)
-    keep(keys + there, less, rows, D, columns, sources)
-    less = less.to(tl.float32)
-    keep(k_square + there, less * less, rows, D, columns, sources)
-    less = tile(v + b * kb + h * kh, rows, kn, columns, sources).to(tl.float32)
-    less = (less - tl.load(v_mean + head * D + columns)[None, :]).to(kind)
-    keep(values + there, less, rows, D, columns, sources)
-    less = less.to(tl.float32)
-    square = (less * less).to(kind)
-    keep(v_square + there, square, rows, D, columns, sources)
-    keep(v_rest + there, less * less - square.to(tl.float32), rows, D, columns, sources)
+    k_middle = tl.zeros([D], tl.float32)
+    v_middle = tl.zeros([D], tl.float32)
+    for start in range(0, sources, N):
+        rows = start + tl.arange(0, N)
+        k_middle += tl.sum(tile(k, rows, kn, columns, sources).to(tl.float32), 0)
+        v_middle += tl.sum(tile(v, rows, kn, columns, sources).to(tl.float32), 0)
+    k_middle = k_middle / sources
+    v_middle = v_middle / sources
+    tl.store(v_mean + head * D + columns, v_middle)
+    for start in range(0, sources, N):
+        rows = start + tl.arange(0, N)
+        less = tile(k, rows, kn, columns, sources).to(tl.float32) - k_middle[None, :]
+        less = less.to(kind)
+        keep(keys + there, less, rows, D, columns, sources)
+        less = less.to(tl.float32)
+        keep(k_square + there, less * less, rows, D, columns, sources)
+        less = tile(v, rows, kn, columns, sources).to(tl.float32) - v_middle[None, :]
+        less = less.to(kind)
+        keep(values + there, less, rows, D, columns, sources)
+        less = less.to(tl.float32)
+        square = (less * less).to(kind)
+        keep(v_square + there, square, rows, D, columns, sources)
+        if REST:
+            keep(v_rest + there, less * less - square.to(tl.float32), rows, D, columns, sources)
 
 
 @triton.jit
 def means(
-    q, qv, kv, keys, values, v_mean, out, centre, offset, lse, share,
+    q, qv, kv, keys, values, v_mean, out, o_rest, centre, lse, share, peak,
     scale, heads, targets, sources, qb, qh, qn, ub, uh, un, wb, wh, wn,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Write the mean of attended values, c, o, log2 of the softmax's total, and the sum in u.
+    """Write the mean of attended values, what rounding takes from o, c, sums, and peaks.
+
+    Sums are log2 of the softmax's total, and the one in u. A peak is 1 more than the place of the
+    source with more than half of a target's weight, and 0 if there is none. c is less the key
+    there, which it may be so near that half precision would leave no digit of the difference.
 
     Queries have strides qb, qh, qn of batch, head and token, their variances ub, uh, un, those of
     keys and values wb, wh, wn. `keys` and `values` are (batch, head, token, feature), the results
@@ -126,6 +153,7 @@ def means(
     most = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     spread = tl.zeros([M], tl.float32)
+    best = tl.zeros([M], tl.int32)
     c = tl.zeros([M, D], tl.float32)
     o = tl.zeros([M, D], tl.float32)
     for start in range(0, sources, N):
@@ -133,7 +161,10 @@ def means(
         k = tile(keys, places, D, columns, sources)
         scores = tl.dot(queries, tl.trans(k)) * (scale * LOG2_E)
         scores = tl.where(places[None, :] < sources, scores, -float("inf"))
-        now = tl.maximum(most, tl.max(scores, 1))
+        largest = tl.max(scores, 1)
+        place = tl.max(tl.where(scores == largest[:, None], places[None, :], 0), 1)
+        best = tl.where(largest > most, place, best)
+        now = tl.maximum(most, largest)
         less = tl.exp2(most - now)
         e = tl.exp2(scores - now[:, None])
         total = total * less + tl.sum(e, 1)
@@ -147,10 +178,14 @@ def means(
     o = o / total[:, None]
     step = heads * D
     there = b * targets * step + h * D
-    middle = tl.load(v_mean + head * D + columns)
-    keep(out + there, o + middle[None, :], rows, step, columns, targets)
-    keep(offset + there, o, rows, step, columns, targets)
-    keep(centre + there, c / total[:, None], rows, step, columns, targets)
+    middle = tl.load(v_mean + head * D + columns)[None, :]
+    mean = (o + middle).to(out.dtype.element_ty)
+    keep(out + there, mean, rows, step, columns, targets)
+    keep(o_rest + there, o - (mean.to(tl.float32) - middle), rows, step, columns, targets)
+    highest = tl.where(total < 2.0, best + 1, 0)
+    c = c / total[:, None] - at_peak(keys, highest, D, columns)
+    keep(centre + there, c, rows, step, columns, targets)
+    tl.store(peak + head * targets + rows, highest, mask=rows < targets)
     tl.store(lse + head * targets + rows, most + tl.log2(total), mask=rows < targets)
     spread = spread * (scale * scale) / (total * total)
     tl.store(share + head * targets + rows, spread, mask=rows < targets)
@@ -158,12 +193,12 @@ def means(
 
 @triton.jit
 def variances(
-    q, qv, kv, vv, keys, k_square, values, v_square, v_rest, centre, offset, lse, share,
-    out_v, pull,
+    q, qv, kv, vv, keys, k_square, values, v_square, v_rest, v_mean, out, o_rest, centre,
+    lse, share, peak, out_v, pull,
     scale, heads, targets, sources, qb, qh, qn, ub, uh, un, wb, wh, wn,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Write the variance of attended values, and sum_j w_ij (v_j - o_i), which gradients need."""
+    """Write the variance of attended values, and for gradients sum_j w_ij (v_j - o_i)."""
     head, rows = block(targets, M)
     columns = tl.arange(0, D)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
@@ -178,7 +213,9 @@ def variances(
     q_var = tile(qv + b * ub + h * uh, rows, un, columns, targets).to(kind)
     wide = q_var.to(tl.float32)
     second = (queries.to(tl.float32) * queries.to(tl.float32) + wide).to(kind)
-    c = tile(centre + there, rows, step, columns, targets).to(tl.float32)
+    highest = tl.load(peak + head * targets + rows, mask=rows < targets, other=0)
+    c = at_peak(keys + ready, highest, D, columns)
+    c += tile(centre + there, rows, step, columns, targets).to(tl.float32)
     level = tl.sum(wide * c * c, 1)[:, None]
     shifted = (-2.0 * wide * c).to(kind)
     top = tl.load(lse + head * targets + rows, mask=rows < targets, other=0.0)[:, None]
@@ -195,7 +232,7 @@ def variances(
         k2 = tile(k_square + ready, places, D, columns, sources)
         is_there = places[None, :] < sources
         p, a, d, _ = score_parts(
-            queries, second, q_var, shifted, k, k_var, k2, k, level, top, is_there, scale
+            queries, second, q_var, shifted, k, k_var, k2, level, top, is_there, scale
         )
         u = p * p * (1.0 + d + (1.0 - 2.0 * p) * a + spread)
         v_var = tile(vv, places, wn, columns, sources).to(kind)
@@ -205,7 +242,11 @@ def variances(
         first = tl.dot(w, tile(values + ready, places, D, columns, sources), first)
         squares = tl.dot(w, tile(v_square + ready, places, D, columns, sources), squares)
         squares = tl.dot(w, tile(v_rest + ready, places, D, columns, sources), squares)
-    o = tile(offset + there, rows, step, columns, targets)
+    o = tile(out + there, rows, step, columns, targets).to(tl.float32)
+    o -= tl.load(v_mean + head * D + columns)[None, :]
+    o += tile(o_rest + there, rows, step, columns, targets).to(tl.float32)
     around = squares - 2.0 * o * first + o * o * weight[:, None]
-    keep(out_v + there, by_value + tl.maximum(around, 0.0), rows, step, columns, targets)
+    # What is not a number stays so.
+    around = tl.maximum(around, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    keep(out_v + there, by_value + around, rows, step, columns, targets)
     keep(pull + there, first - o * weight[:, None], rows, step, columns, targets)

@@ -1,5 +1,7 @@
 """Attention by moments as one operation on a GPU, whose memory grows with the tokens alone.
 
+Gradients take half a gigabyte more, and beyond 4,600 sources 115 kB for each.
+
 Second derivatives, and those of `torch.func` or forward mode, are left to the open form.
 """
 
@@ -29,19 +31,21 @@ class Tiles(NamedTuple):
 
 
 # The fastest of some on an H200, with 197 tokens of 64 features (`benchmarks/attention_gpu.py`).
-# They take up to 196 KiB of shared memory there, and 154 on an A100.
+# They take up to 113 KiB of shared memory there. On other GPUs they have not been tried.
 TILES = {
     "means": Tiles(64, 32, 4, 2),
     "variances": Tiles(64, 32, 4, 2),
-    "of_targets": Tiles(128, 64, 8, 2),
-    "of_queries": Tiles(128, 32, 8, 2),
-    "of_values": Tiles(32, 64, 4, 2),
-    "of_keys": Tiles(32, 64, 4, 2),
+    "of_targets": Tiles(64, 32, 4, 2),
+    "of_queries": Tiles(64, 64, 4, 2),
+    "of_sources": Tiles(32, 64, 4, 2),
 }
 # For GPUs that have less of it.
 SMALL_TILES = dict.fromkeys(TILES, Tiles(32, 32, 4, 1))
-_MUCH_SHARED_MEMORY = 160_000
-_MAKING = 64
+_MUCH_SHARED_MEMORY = 120_000
+# Of kernels that make factors: targets of a program, and the most entries that one looks at.
+_MAKING, _MOST_AT_ONCE = 32, 256 * 64
+# Matrices of targets by sources that are written down for the gradients, and room for them.
+NUM_MATRICES, MATRIX_BYTES, LEAST_ROWS = 7, 2**29, 8192
 
 
 def can_fuse(query: Moments, key: Moments, value: Moments) -> bool:
@@ -71,7 +75,7 @@ def fused_attention(query: Moments, key: Moments, value: Moments, scale: float) 
 @torch.library.custom_op("bayesify::attention_moments", mutates_args=())
 def _attention(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if has_bfloat16(q.device):
         return run_forward(q, qv, k, kv, v, vv, scale)
     results = _attention_shapes(q, qv, k, kv, v, vv, scale)
@@ -83,11 +87,12 @@ def _attention(
 @_attention.register_fake
 def _attention_shapes(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     del k, kv, v, vv, scale
-    rows = q.new_empty(q.shape[:3], dtype=torch.float32)
-    means = [_tokens_like(q) for _ in range(3)]
-    return means[0], _tokens_like(q, qv.dtype), means[1], means[2], rows, torch.empty_like(rows)
+    out, o_rest, centre, pull = (_tokens_like(q) for _ in range(4))
+    lse, share = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    peak = torch.empty_like(lse, dtype=torch.int32)
+    return out, _tokens_like(q, qv.dtype), o_rest, centre, pull, lse, share, peak
 
 
 @torch.library.custom_op("bayesify::attention_moments_backward", mutates_args=())
@@ -145,24 +150,25 @@ _attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 def run_forward(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return mean, variance, c, sum_j w_ij (v_j - o_i), log2 of the softmax's total, and the sum.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return mean and variance, and for gradients what `attention_kernels` names.
 
-    See `attention_kernels` for these.
+    That is the rest of o, c, sum_j w_ij (v_j - o_i), log2 of the softmax's total, the sum in u,
+    and peaks.
     """
     from bayesify.moments import attention_kernels as kernels
 
-    head = _Head(q, qv, k, kv, v, vv, scale)
-    out, centre, pull = (_tokens_like(q) for _ in range(3))
-    offset, out_v = _tokens_like(q, torch.float32), _tokens_like(q, qv.dtype)
-    lse, share = head.rows(), head.rows()
-    keys, k_square, values, v_square, v_rest = head.sources_made()
-    q, qv, _, kv, _, vv = head.tensors
-    results = (out, centre, offset, lse, share)
-    head.run(kernels.means, "targets", q, qv, kv, keys, values, head.v_mean, *results)
-    made = (keys, k_square, values, v_square, v_rest, centre, offset, lse, share)
-    head.run(kernels.variances, "targets", q, qv, kv, vv, *made, out_v, pull)
-    return out, out_v, centre, pull, lse, share
+    results = _attention_shapes(q, qv, k, kv, v, vv, scale)
+    out, out_v, o_rest, centre, pull, lse, share, peak = results
+    run = _Run(q, qv, k, kv, v, vv)
+    v_mean, keys, k_square, values, v_square, v_rest = run.sources_made(with_rest=True)
+    q, qv, _, kv, _, vv = run.tensors
+    sizes = (scale, run.heads, run.targets, run.sources, *run.strides)
+    made = (out, o_rest, centre, lse, share, peak)
+    run.over_targets(kernels.means, run.whole, q, qv, kv, keys, values, v_mean, *made, *sizes)
+    made = (keys, k_square, values, v_square, v_rest, v_mean, *made)
+    run.over_targets(kernels.variances, run.whole, q, qv, kv, vv, *made, out_v, pull, *sizes)
+    return results
 
 
 def run_backward(
@@ -171,49 +177,87 @@ def run_backward(
     """Return the gradients of means and variances of queries, keys and values."""
     from bayesify.moments import attention_gradients as kernels
 
-    head = _Head(*inputs, scale)
-    out, centre, pull, lse, share = saved
+    run = _Run(*inputs)
+    out, o_rest, centre, pull, lse, share, peak = saved
     g, r = _alike(of_mean, of_variance)
-    grads = [_tokens_like(each) for each in inputs]
-    grad_q, grad_qv, grad_k, grad_kv, grad_v, grad_vv = grads
-    keys, k_square, values, v_square, _ = head.sources_made()
-    q, qv, _, kv, _, vv = head.tensors
-    second, shifted, of_out, of_offset, of_centre = (head.made(q) for _ in range(5))
-    level, g_level, along, of_share, delta = (head.rows() for _ in range(5))
-    head.make(
-        kernels.targets_made, "targets",
-        q, qv, out, head.v_mean, centre, pull, g, r,
+    v_mean, keys, k_square, values, v_square, _ = run.sources_made(with_rest=False)
+    q, qv, _, kv, _, vv = run.tensors
+    second, shifted, of_out, of_offset, of_centre = (run.made(q) for _ in range(5))
+    level, g_level, along, of_share, within = (run.rows() for _ in range(5))
+    g_peak, gs_peak, ga_peak, pa_peak = (run.rows() for _ in range(4))
+    sizes = (scale, run.heads, run.targets, run.sources)
+    strides = (*run.strides, *r.stride()[:3])
+    run.launch(
+        kernels.targets_made, run.count * _blocks(run.targets, _MAKING),
+        q, qv, kv, vv, keys, k_square, values, out, o_rest, v_mean, centre, pull, lse, share, peak,
+        g, r,
         second, shifted, of_out, of_offset, level, g_level, along,
-        head.heads, head.targets, *q.stride()[:3], *qv.stride()[:3], *g.stride()[:3],
-        D=head.features, M=_MAKING,
+        g_peak, gs_peak, ga_peak, pa_peak, *sizes, *strides, D=run.features, M=_MAKING,
     )  # fmt: skip
-    of_sources, of_targets = (keys, k_square, values, v_square), (second, shifted, of_offset)
-    strides = r.stride()[:3]
-    first = (q, qv, kv, vv, r, *of_sources, *of_targets)
-    head.run(
-        kernels.of_targets, "targets", *first, centre, lse, share, level, g_level, along,
-        of_centre, grad_qv, of_share, delta, strides=strides,
-    )  # fmt: skip
-    first = (*first, of_out, of_centre, lse, share, level, g_level, of_share, delta)
-    head.run(kernels.of_queries, "targets", *first, grad_q, grad_qv, strides=strides)
-    head.run(kernels.of_keys, "sources", *first, grad_k, grad_kv, strides=strides)
-    head.run(
-        kernels.of_values, "sources", q, qv, kv, r, keys, k_square, values, *of_targets, of_out,
-        lse, share, level, grad_v, grad_vv, strides=strides,
-    )  # fmt: skip
-    return grads
+    across = 16 * _blocks(run.sources, 16)
+    parts = _parts(run.count, run.targets, across, q.element_size())
+    grads = [_tokens_like(each) for each in inputs[:2]]
+    # Sums over targets have all of their digits until the last is added.
+    dtype = None if parts[0].last == run.targets else torch.float32
+    sums = [_tokens_like(each, dtype) for each in inputs[2:]]
+    room = q.new_empty(NUM_MATRICES, parts[0].heads, parts[0].last, across).unbind()
+    for part in parts:
+        which = (part.first_head, part.first, part.last, across)
+        run.over_targets(
+            kernels.of_targets, part,
+            q, qv, kv, vv, r, keys, k_square, values, v_square, second, shifted, of_offset, centre,
+            lse, share, peak, level, g_level, along, g_peak,
+            of_centre, of_share, within, grads[1], *room, *sizes, *strides, *which,
+        )  # fmt: skip
+        run.over_targets(
+            kernels.of_queries, part,
+            q, kv, keys, values, of_out, of_centre, lse, peak, of_share, within, gs_peak, ga_peak,
+            pa_peak, *grads, *room[4:], *sizes, *run.strides[:3], *run.strides[6:], *which,
+        )  # fmt: skip
+        run.over_sources(
+            kernels.of_sources, part,
+            q, qv, r, keys, values, second, shifted, of_offset, of_out, of_centre, *room[:-1],
+            *sums, *sizes[1:], *run.strides[:6], *r.stride()[:3], *which,
+        )  # fmt: skip
+    return [*grads, *(each.to(like.dtype) for each, like in zip(sums, inputs[2:], strict=True))]
 
 
-class _Head:
+class _Part(NamedTuple):
+    """Heads and targets that are looked at together."""
+
+    first_head: int
+    heads: int
+    first: int
+    last: int
+
+
+def _parts(heads: int, targets: int, across: int, size: int) -> list[_Part]:
+    """Return parts whose matrices have room in `MATRIX_BYTES`, the first the largest.
+
+    Of many sources a part has more: `LEAST_ROWS` rows, for as many programs as a GPU can run.
+    """
+    rows = max(MATRIX_BYTES // (NUM_MATRICES * across * size), LEAST_ROWS)
+    rows = min(rows, max(1, (2**31 - 1) // across))  # kernels count a part's entries in 32 bits
+    if rows >= targets:
+        many = rows // targets
+        return [_Part(head, min(many, heads - head), 0, targets) for head in range(0, heads, many)]
+    step = _blocks(targets, _blocks(targets, rows))
+    return [
+        _Part(head, 1, first, min(first + step, targets))
+        for head in range(heads)
+        for first in range(0, targets, step)
+    ]
+
+
+class _Run:
     """What all kernels of one attention take."""
 
-    def __init__(self, *given: Any) -> None:
-        *tensors, self.scale = given
+    def __init__(self, *tensors: Tensor) -> None:
         self.tensors = _aligned(*tensors)
-        q, qv, k, kv, v, _ = self.tensors
+        q, qv, k, kv, _, _ = self.tensors
         batch, self.heads, self.targets, self.features = q.shape
         self.count, self.sources = batch * self.heads, k.shape[2]
-        self.k_mean, self.v_mean = (each.mean(2, dtype=torch.float32) for each in (k, v))
+        self.whole = _Part(0, self.count, 0, self.targets)
         self.strides = [stride for each in (q, qv, kv) for stride in each.stride()[:3]]
         self.tiles = _tiles_for(q.device)
 
@@ -225,41 +269,60 @@ class _Head:
         """Return room for factors, (batch, heads, tokens, features) in memory too."""
         return self.tensors[0].new_empty(like.shape)
 
-    def make(self, kernel: Any, over: str, *args: Any, **sizes: int) -> None:
-        """Run a kernel that makes factors of "targets" or of "sources"."""
-        self._launch(kernel, getattr(self, over), _MAKING, *args, **sizes)
+    def sources_made(self, *, with_rest: bool) -> list[Tensor]:
+        """Return the mean of values, and factors of products: k, k^2, v, and v^2 in two parts.
 
-    def sources_made(self) -> list[Tensor]:
-        """Return factors of products: k, k^2, v, and v^2 in two parts."""
+        Without the rest of v^2, its second part, there is nothing in that.
+        """
         from bayesify.moments.attention_kernels import sources_made
 
         _, _, k, _, v, _ = self.tensors
-        made = [self.made(k) for _ in range(5)]
-        strides = k.stride()[:3]
-        self.make(
-            sources_made, "sources",
-            k, v, self.k_mean, self.v_mean, *made, self.heads, self.sources, *strides,
-            D=self.features, N=_MAKING,
+        v_mean = v.new_empty((self.count, self.features), dtype=torch.float32)
+        made = [v_mean, *(self.made(k) for _ in range(4))]
+        made.append(self.made(k) if with_rest else k.new_empty(0))
+        # All sources of a head at once, where they are not many.
+        rows = min(_power_of_two(self.sources), _MOST_AT_ONCE // self.features)
+        self.launch(
+            sources_made, self.count, k, v, *made, self.heads, self.sources, *k.stride()[:3],
+            REST=with_rest, D=self.features, N=rows, num_warps=8,
         )  # fmt: skip
         return made
 
-    def run(self, kernel: Any, over: str, *tensors: Tensor, strides: tuple[int, ...] = ()) -> None:
-        """Run a kernel whose programs have a block of "targets" or of "sources" each."""
+    def over_targets(self, kernel: Any, part: _Part, *args: Any) -> None:
+        """Run a kernel whose programs have a block of targets each."""
+        settings = self._settings(kernel)
+        blocks = _blocks(part.last - part.first, settings["M"])
+        self.launch(kernel, part.heads * blocks, *args, **settings)
+
+    def over_sources(self, kernel: Any, part: _Part, *args: Any) -> None:
+        """Run a kernel whose programs have a block of sources each."""
+        settings = self._settings(kernel)
+        self.launch(kernel, part.heads * _blocks(self.sources, settings["N"]), *args, **settings)
+
+    def launch(self, kernel: Any, programs: int, *args: Any, **settings: int) -> None:
+        """Run a kernel on the device of the tensors."""
+        with torch.cuda.device_of(self.tensors[0]):
+            kernel[(programs,)](*args, **settings)
+
+    def _settings(self, kernel: Any) -> dict[str, int]:
         tiles = self.tiles[kernel.fn.__name__]
         # A program of 128 features holds as much as two of 64.
         narrow = 2 if self.features > 64 else 1
-        sizes = {"targets": tiles.targets // narrow, "sources": tiles.sources // narrow}
-        self._launch(
-            kernel, getattr(self, over), sizes[over],
-            *tensors, self.scale, self.heads, self.targets, self.sources, *self.strides, *strides,
-            D=self.features, M=sizes["targets"], N=sizes["sources"],
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+        return {
+            "D": self.features,
+            "M": tiles.targets // narrow,
+            "N": tiles.sources // narrow,
+            "num_warps": tiles.warps,
+            "num_stages": tiles.stages,
+        }
 
-    def _launch(self, kernel: Any, length: int, size: int, *args: Any, **settings: int) -> None:
-        """Run a kernel for all blocks of all heads, on the device of the tensors."""
-        with torch.cuda.device_of(self.tensors[0]):
-            kernel[(-(-length // size) * self.count,)](*args, **settings)
+
+def _blocks(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:

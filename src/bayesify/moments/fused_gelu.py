@@ -1,6 +1,8 @@
 """Moments of the GELU as one operation on a GPU, in half precision.
 
-Second derivatives, and those of `torch.func` or forward mode, are left to torch's own operations.
+How many nodes an entry's variance is summed over depends on the largest of its block, so that its
+last digit may. Second derivatives, and those of `torch.func` or forward mode, are left to torch's
+own operations.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from bayesify.moments.coarse_gelu import coarse_gelu_gradients, coarse_gelu_mome
 from bayesify.moments.own_derivatives import has_no_other_derivatives
 
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
-# Entries of a program, four for each of its threads.
-_SIZE, _WARPS = 512, 4
+# Entries that a program looks at, by how many warps of threads.
+_MOMENTS, _GRADIENTS = (512, 4), (256, 2)
 
 
 def half_precision_gelu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +44,7 @@ def _gelu(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     from bayesify.moments import gelu_kernels
 
     results = torch.empty_like(m), torch.empty_like(m)
-    _launch(gelu_kernels.moments, m, v, *results)
+    _launch(gelu_kernels.moments, _MOMENTS, m, v, *results)
     return results
 
 
@@ -62,7 +64,7 @@ def _gelu_backward(
     from bayesify.moments import gelu_kernels
 
     results = torch.empty_like(m), torch.empty_like(m)
-    _launch(gelu_kernels.gradients, m, v, of_mean, of_variance, *results)
+    _launch(gelu_kernels.gradients, _GRADIENTS, m, v, of_mean, of_variance, *results)
     return results
 
 
@@ -104,7 +106,7 @@ def _laid_out_alike(first: Tensor, *others: Tensor) -> list[Tensor]:
     ]
 
 
-def _launch(kernel: Any, *tensors: Tensor) -> None:
-    count = tensors[0].numel()
+def _launch(kernel: Any, shape: tuple[int, int], *tensors: Tensor) -> None:
+    (size, warps), count = shape, tensors[0].numel()
     with torch.cuda.device_of(tensors[0]):
-        kernel[(-(-count // _SIZE),)](*tensors, count, SIZE=_SIZE, num_warps=_WARPS)
+        kernel[(-(-count // size),)](*tensors, count, SIZE=size, num_warps=warps)

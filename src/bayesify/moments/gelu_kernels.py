@@ -13,13 +13,15 @@ import triton
 import triton.language as tl
 
 from bayesify.moments import gaussian_functions
-from bayesify.moments.coarse_gelu import NODES
+from bayesify.moments.coarse_gelu import FEW_NODES, FEW_UP_TO, NODES
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PER_ROOT_2PI = tl.constexpr(0.3989422804014327)
 PER_PI = tl.constexpr(0.3183098861837907)
 STEP = tl.constexpr(gaussian_functions.COARSE_STEP)
 (X0, W0), (X1, W1), (X2, W2), (X3, W3) = ((tl.constexpr(x), tl.constexpr(w)) for x, w in NODES)
+(Y0, V0), (Y1, V1) = ((tl.constexpr(x), tl.constexpr(w)) for x, w in FEW_NODES)
+SMALL = tl.constexpr(FEW_UP_TO)
 T0, T1, T2, T3, T4, T5 = (tl.constexpr(each) for each in gaussian_functions.TAIL_OVER_BELL)
 
 
@@ -91,10 +93,14 @@ def moments(m, v, mean, variance, count, SIZE: tl.constexpr):
     above, u, below, bell, slope, _, _, per_two, last, root = parts(m, v)
     span, along = root * last, per_two * u
     x, exponent = along * along, along * u * -LOG2_E
-    total = value(X0, W0, last, span, per_two, x, exponent)
-    total += value(X1, W1, last, span, per_two, x, exponent)
-    total += value(X2, W2, last, span, per_two, x, exponent)
-    total += value(X3, W3, last, span, per_two, x, exponent)
+    if tl.max(v, 0) <= SMALL:
+        total = value(Y0, V0, last, span, per_two, x, exponent)
+        total += value(Y1, V1, last, span, per_two, x, exponent)
+    else:
+        total = value(X0, W0, last, span, per_two, x, exponent)
+        total += value(X1, W1, last, span, per_two, x, exponent)
+        total += value(X2, W2, last, span, per_two, x, exponent)
+        total += value(X3, W3, last, span, per_two, x, exponent)
     total = v * slope * slope + root * root * PER_PI * total
     found = above * below + v * bell
     tl.store(mean + where, found.to(mean.dtype.element_ty), mask=is_there)
@@ -111,15 +117,21 @@ def gradients(m, v, of_mean, of_variance, along_m, along_v, count, SIZE: tl.cons
     _, u, _, _, slope, bend, third, per_two, last, root = parts(m, v)
     span, along = root * last, per_two * u
     x, exponent, twice = along * along, along * u * -LOG2_E, 2.0 * u * u
-    r_m, r_v = slopes(X0, W0, last, span, per_two, x, exponent, twice)
-    more_m, more_v = slopes(X1, W1, last, span, per_two, x, exponent, twice)
-    r_m, r_v = r_m + more_m, r_v + more_v
-    more_m, more_v = slopes(X2, W2, last, span, per_two, x, exponent, twice)
-    r_m, r_v = r_m + more_m, r_v + more_v
-    more_m, more_v = slopes(X3, W3, last, span, per_two, x, exponent, twice)
+    if tl.max(v, 0) <= SMALL:
+        r_m, r_v = slopes(Y0, V0, last, span, per_two, x, exponent, twice)
+        more_m, more_v = slopes(Y1, V1, last, span, per_two, x, exponent, twice)
+        r_m, r_v = r_m + more_m, r_v + more_v
+    else:
+        r_m, r_v = slopes(X0, W0, last, span, per_two, x, exponent, twice)
+        more_m, more_v = slopes(X1, W1, last, span, per_two, x, exponent, twice)
+        r_m, r_v = r_m + more_m, r_v + more_v
+        more_m, more_v = slopes(X2, W2, last, span, per_two, x, exponent, twice)
+        r_m, r_v = r_m + more_m, r_v + more_v
+        more_m, more_v = slopes(X3, W3, last, span, per_two, x, exponent, twice)
+        r_m, r_v = r_m + more_m, r_v + more_v
     factor = root * root * PER_PI
-    r_m = 2.0 * (v * slope * bend + factor * u * (r_m + more_m))
-    r_v = slope * slope + v * (bend * bend + slope * third) + factor * (r_v + more_v)
+    r_m = 2.0 * (v * slope * bend + factor * u * r_m)
+    r_v = slope * slope + v * (bend * bend + slope * third) + factor * r_v
     g = tl.load(of_mean + where, mask=is_there, other=0.0).to(tl.float32)
     r = tl.load(of_variance + where, mask=is_there, other=0.0).to(tl.float32)
     found = g * slope + r * r_m
