@@ -32,7 +32,10 @@ def test_network_in_channels_last_is_explained_alike():
     torch.testing.assert_close(found.infidelity, plain.infidelity, rtol=1e-3, atol=1e-6)
 
 
-def test_bent_network_has_the_infidelity_of_its_curvature():
+@pytest.mark.parametrize(("batch_size", "largest"), [(None, 4000), (500, 400), (10_000, 4000)])
+def test_bent_network_has_the_infidelity_of_its_curvature(batch_size, largest):
+    sizes = []
+
     class Square(nn.Module):
         def __init__(self):
             super().__init__()
@@ -41,10 +44,13 @@ def test_bent_network_has_the_infidelity_of_its_curvature():
                 self.last.weight.copy_(torch.tensor([[1.0], [-1.0]]))
 
         def forward(self, x):
+            sizes.append(len(x))
             return self.last(x.square())
 
     model = bf.convert(Square(), bf.Deterministic())
-    found = explanation_quality(model, torch.full((200, 1), 3.0), noise_std=0.5, seed=1)
+    inputs = torch.full((200, 1), 3.0)
+    found = explanation_quality(model, inputs, noise_std=0.5, batch_size=batch_size, seed=1)
+    assert max(sizes) == largest
     # f(x) - f(x - e) = 2 x e - e², of which the gradient says 2 x e: E e⁴ = 3 noise⁴ is missed.
     expected = 3 * 0.5**4
     standard_error = (96 * 0.5**8) ** 0.5 / (200 * 20) ** 0.5
@@ -71,3 +77,8 @@ def test_model_its_mode_and_the_random_numbers_stay_as_they_were():
 def test_drawn_logits_are_refused():
     with pytest.raises(ValueError, match="by must be 'moments' or 'mean'"):
         explanation_quality(bf.convert(linear(), bf.MeanField()), torch.randn(1, 6), by="sample")
+
+
+def test_batch_smaller_than_the_inputs_is_refused():
+    with pytest.raises(ValueError, match="batch_size must be at least the number of inputs, 2"):
+        explanation_quality(bf.convert(linear(), bf.MeanField()), torch.randn(2, 6), batch_size=1)

@@ -127,6 +127,16 @@ def test_a_slip_in_the_table_is_named(warm_start: dict, message: str) -> None:
         make_recipe(TABLES | {"warm_start": warm_start})
 
 
+@pytest.mark.parametrize("warm_start", [{}, {"weights": "a.pt"}])
+def test_members_that_would_all_be_alike_are_refused(warm_start: dict) -> None:
+    method = {"name": "deep_ensemble", "start": "copy"}
+    tables = TABLES | {"method": method}
+    with pytest.raises(ValueError, match="all members at the same weights"):
+        make_recipe(tables | {"warm_start": warm_start})
+    make_recipe(tables)
+    make_recipe(tables | {"method": method | {"start": "fresh"}, "warm_start": warm_start})
+
+
 def test_a_recipe_with_a_warm_start_reads_back_equal() -> None:
     recipe = make_recipe(TABLES)
     assert make_recipe(recipe.to_dict()).to_dict() == recipe.to_dict()

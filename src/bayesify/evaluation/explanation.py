@@ -39,6 +39,7 @@ def explanation_quality(
     noise_std: float = 0.1,
     radius: float = 0.02,
     num_perturbations: int = 20,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> ExplanationQuality:
     """Explain the predicted classes of some inputs, and measure the explanations.
@@ -51,6 +52,8 @@ def explanation_quality(
         noise_std: Standard deviation of the perturbations that infidelity is averaged over.
         radius: Largest shift of any number of an input that sensitivity looks at.
         num_perturbations: Perturbations per example, of either measure.
+        batch_size: Perturbed examples per pass, no fewer than there are inputs; None takes all
+            perturbations of all inputs in one.
         seed: Decides the perturbations.
     """
     metrics, attribution = _captum()
@@ -59,13 +62,26 @@ def explanation_quality(
     way = by if by is not None else (default if default == "moments" else "mean")
     if way not in ("moments", "mean"):
         raise ValueError(f"by must be 'moments' or 'mean', which draw nothing, got {way!r}")
+    if batch_size is not None and batch_size < len(inputs):
+        raise ValueError(
+            f"batch_size must be at least the number of inputs, {len(inputs)}, got {batch_size}"
+        )
+    if batch_size is not None:
+        batch_size = min(batch_size, len(inputs) * num_perturbations)  # captum warns of more
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         with method.sampling(model, way), torch.random.fork_rng(_devices(inputs)):
             torch.manual_seed(seed)
             return _measured(
-                model, inputs, metrics, attribution, noise_std, radius, num_perturbations
+                model,
+                inputs,
+                metrics,
+                attribution,
+                noise_std,
+                radius,
+                num_perturbations,
+                batch_size,
             )
     finally:
         for module, mode in modes:
@@ -80,7 +96,9 @@ def _measured(
     noise_std: float,
     radius: float,
     num_perturbations: int,
+    batch_size: int | None,
 ) -> ExplanationQuality:
+    passes = {"n_perturb_samples": num_perturbations, "max_examples_per_batch": batch_size}
     logits = _mean_logits(model)
     with torch.no_grad():
         classes = logits(inputs).argmax(1)
@@ -102,14 +120,14 @@ def _measured(
         inputs,
         signed(inputs).detach(),
         target=classes,
-        n_perturb_samples=num_perturbations,
+        **passes,
     )
     sensitivity = metrics.sensitivity_max(
         signed,
         inputs,
         perturb_radius=radius,
-        n_perturb_samples=num_perturbations,
         target=classes,
+        **passes,
     )
     return ExplanationQuality(infidelity.detach().cpu(), sensitivity.detach().cpu())
 

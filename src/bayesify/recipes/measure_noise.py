@@ -126,7 +126,9 @@ def _explained(parts: Parts, chosen: NoiseOptions) -> dict[str, float] | None:
         return None
     number = min(chosen.num_explained, len(parts.data.test))
     inputs, _ = parts.data.test.__getitems__(list(range(number)))
-    found = explanation_quality(parts.model, inputs.to(device_of(parts.model)))
+    at_once = max(chosen.batch_size or parts.recipe.data["batch_size"], number)
+    inputs = inputs.to(device_of(parts.model))
+    found = explanation_quality(parts.model, inputs, batch_size=at_once)
     return {
         "infidelity": float(found.infidelity.mean()),
         "sensitivity": float(found.sensitivity.mean()),

@@ -16,6 +16,7 @@ from typing import Any
 
 from bayesify.conversion.method import Method, method_from_dict, methods
 from bayesify.data.catalogue import datasets
+from bayesify.methods import DeepEnsemble
 from bayesify.models.catalogue import models
 from bayesify.recipes.options import check_options, options_of
 from bayesify.recipes.toml import to_toml
@@ -75,7 +76,7 @@ class Recipe:
         _check_named("method", methods, self.method)
         check_options("[fit]", FitSettings, self.fit)
         _check_warm_start(self.warm_start)
-        self.make_method()
+        _check_members(self.make_method(), self.warm_start)
         _check_names_in_settings(self._some_settings())
 
     def make_method(self) -> Method:
@@ -225,6 +226,17 @@ def _check_warm_start(choices: Mapping[str, Any]) -> None:
         if "epochs" not in chosen:
             raise ValueError("warm_start.epochs must be given: how long the plain network trains")
         _check_names_in_settings(FitSettings(**{**chosen, "run_dir": "."}))
+
+
+def _check_members(method: Method, warm_start: Mapping[str, Any]) -> None:
+    if not isinstance(method, DeepEnsemble) or "epochs" in warm_start:
+        return
+    if method.start == "copy" and method.num_members > 1:
+        raise ValueError(
+            "method.start = 'copy' would begin all members at the same weights, and they would "
+            "stay alike: take start = 'fresh', or a warm start that is trained "
+            "(warm_start.epochs), of which each member has its own"
+        )
 
 
 def _is_share(value: Any) -> bool:
