@@ -101,7 +101,7 @@ def assert_agrees(runtime: Runtime, model: nn.Module, batch: torch.Tensor, what:
 
 
 def assert_draws_agree(runtime: Runtime, model: nn.Module, batch: torch.Tensor) -> None:
-    """Compare averages over entries: a pixel that one draw in a hundred changes has no error bar."""
+    """Compare averages over entries: a pixel that hardly any draw changes has no error bar."""
     number, many = 64, 1024
     calls = [runtime(batch.numpy()) for _ in range(number // 2)]
     probs = np.mean([call["probs"] for call in calls], 0)
