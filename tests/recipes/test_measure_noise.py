@@ -70,6 +70,18 @@ def test_class_variance_is_that_of_the_logit_of_the_predicted_class(parts: Parts
     assert row["class_variance"] == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_probability_variance_is_that_of_the_softmax_of_the_logits(parts: Parts) -> None:
+    (row,) = measure_noise(parts, {"decibels": [1]})["noisy"]
+    images, _ = noisy(parts.data.test, 1).__getitems__(list(range(len(parts.data.test))))
+    with parts.model.bayesify.method.sampling(parts.model, "moments"), torch.no_grad():
+        mean, variance = parts.model(images).pair()
+    draws = (mean + variance.sqrt() * torch.randn(4000, *mean.shape)).softmax(-1)
+    likeliest = draws.mean(0).argmax(1)
+    spread = draws.var(0)[torch.arange(len(mean)), likeliest]
+    # 256 points of a sequence, which know a variance to some per cent, one by one.
+    assert row["probability_variance"] == pytest.approx(float(spread.mean()), rel=0.03)
+
+
 def test_pruning_keeps_the_largest_means(parts: Parts) -> None:
     found = measure_noise(parts, {"decibels": [], "keep": [1.0, 0.3, 0.02]})
     first, second, third = found["pruned"]
@@ -82,6 +94,7 @@ def test_pruning_keeps_the_largest_means(parts: Parts) -> None:
 def test_plain_network_has_no_variance_and_is_pruned_by_its_weights(plain: Parts) -> None:
     found = measure_noise(plain, {"decibels": [5], "keep": [1.0, 0.02]})
     assert found["noisy"][0]["class_variance"] is None
+    assert found["noisy"][0]["probability_variance"] is None
     whole, small = found["pruned"]
     assert whole["accuracy"] == pytest.approx(found["scores"]["accuracy"])
     assert small["accuracy"] < whole["accuracy"]

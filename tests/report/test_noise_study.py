@@ -62,6 +62,26 @@ def test_numbers_stand_under_their_ratio(folder):
     assert texts(explained)[0] == ["moments", "0.2500", "0.5000"]
 
 
+def test_variance_of_the_probability_is_shown_where_it_was_measured(folder):
+    for cell, values in {"moments": (0.02, 0.001), "plain": (None, None)}.items():
+        made = measured(is_plain=cell == "plain")
+        for row, value in zip(made["noisy"], values, strict=True):
+            row["probability_variance"] = value
+        folder.write("noise", cell=cell, labels={"network": cell}, seed=0, measured=made)
+    study = folder.study()
+    under = noise_tables(study)[0]
+    assert [row[-4:] for row in texts(under)] == [
+        ["4.00", "1.00", "0.0200", "0.00100"],
+        [DASH] * 4,
+    ]
+    assert [column.shared for column in under.columns[-4:]] == [
+        *["variance of the logit"] * 2,
+        *["variance of the probability"] * 2,
+    ]
+    noise, _ = noise_illustrations(study, study.groups, "")
+    assert "variance of the probability over that at -6 dB: 1 to 0.05" in noise.alternative
+
+
 def test_what_differs_is_told_where_there_are_seeds(folder):
     write(folder, "moments", [0.0, 1e-4, -1e-4])
     write(folder, "sampled", [1e-4, 0.0, -1e-4])
@@ -79,7 +99,7 @@ def test_figures_show_noise_and_pruning(folder):
     write(folder, "moments", [0.0, 1e-3])
     study = folder.study()
     noise, pruning = noise_illustrations(study, study.groups, "")
-    assert "variance over that at -6 dB: 1 to 0.25" in noise.alternative
+    assert "variance of the logit over that at -6 dB: 1 to 0.25" in noise.alternative
     assert "mean and one standard deviation over seeds" in noise.caption
     assert "Accuracy against pruning" in pruning.alternative
 

@@ -20,7 +20,7 @@ from bayesify.evaluation.evaluate import summarise
 from bayesify.evaluation.explanation import explanation_quality
 from bayesify.methods import MeanField
 from bayesify.prediction import predict
-from bayesify.prediction.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.prediction.predictive import ClassificationPredictive
 from bayesify.recipes.measure import measures
 from bayesify.recipes.measure_confidence import mean_std
 from bayesify.recipes.run import Parts
@@ -75,20 +75,31 @@ def measure_noise(parts: Parts, options: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(
     parts: Parts, model: nn.Module, data: TensorData, chosen: NoiseOptions
 ) -> dict[str, float]:
-    found = _predicted(parts, model, data, chosen)
+    return _scored(_predicted(parts, model, data, chosen), data)
+
+
+def _scored(found: ClassificationPredictive, data: TensorData) -> dict[str, float]:
     return summarise([(found, data.targets.cpu())], metrics=_SCORES).to_dict()["metrics"]
 
 
 def _under(parts: Parts, data: TensorData, chosen: NoiseOptions) -> dict[str, float | None]:
-    """Return the scores, and the mean variance of the logit of the predicted class."""
-    scores = _scores(parts, parts.model, data, chosen)
+    """Return the scores, and mean variances of the predicted class: of its logit and of its share.
+
+    The papers' networks end in a softmax, so theirs is the second. It is small where a class is
+    certain, whatever its logit does, and the first is not.
+    """
+    found = _predicted(parts, parts.model, data, chosen)
+    scores = _scored(found, data)
     if not any(site.num_random for site in posteriors(parts.model)):
-        return {**scores, "class_variance": None}
+        return {**scores, "class_variance": None, "probability_variance": None}
     # Read as numbers the outputs are the logits, and their spread over weights the variance.
     logits = _predicted(parts, parts.model, data, chosen, GaussianRegression(1.0))
-    assert isinstance(logits, RegressionPredictive)
     rows = torch.arange(len(data))
-    return {**scores, "class_variance": float(logits.epistemic[rows, logits.mean.argmax(1)].mean())}
+    return {
+        **scores,
+        "class_variance": float(logits.epistemic[rows, logits.mean.argmax(1)].mean()),
+        "probability_variance": float(found.variance[rows, found.classes].mean()),
+    }
 
 
 def _predicted(
@@ -97,9 +108,9 @@ def _predicted(
     data: TensorData,
     chosen: NoiseOptions,
     likelihood: Any = "classification",
-) -> ClassificationPredictive | RegressionPredictive:
+) -> Any:
     is_random = any(site.num_random for site in posteriors(model))
-    found = predict(
+    return predict(
         model,
         loader(data, chosen.batch_size or parts.recipe.data["batch_size"]),
         num_samples=chosen.num_samples,
@@ -107,8 +118,6 @@ def _predicted(
         seed=parts.recipe.seed,
         likelihood=likelihood,
     ).to("cpu")
-    assert isinstance(found, (ClassificationPredictive, RegressionPredictive))
-    return found
 
 
 def _pruned(model: nn.Module, share: float) -> nn.Module:

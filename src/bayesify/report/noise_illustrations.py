@@ -10,7 +10,14 @@ from bayesify.report.averages import average
 from bayesify.report.curves import Line, scores_figure
 from bayesify.report.illustration import Illustration, band_words, illustration
 from bayesify.report.looks import Looks
-from bayesify.report.noise_tables import Read, levels_of, reader, runs_of
+from bayesify.report.noise_tables import (
+    VARIANCES,
+    Read,
+    levels_of,
+    reader,
+    runs_of,
+    variances_of,
+)
 from bayesify.report.results import CellGroup, Study
 
 
@@ -35,11 +42,9 @@ def noise_illustrations(
 def _by_noise(
     looks: Looks, groups: Sequence[CellGroup], levels: Sequence[float], under: str
 ) -> Illustration:
-    def normalised(level: float) -> Read:
+    def normalised(name: str, level: float) -> Read:
         def read(run: Any) -> float | None:
-            value, most = (
-                reader("noisy", each, "class_variance")(run) for each in (level, levels[0])
-            )
+            value, most = (reader("noisy", each, name)(run) for each in (level, levels[0]))
             return None if value is None or not most else value / most
 
         return read
@@ -48,11 +53,13 @@ def _by_noise(
         _line(looks, group, levels, [reader("noisy", each, "accuracy") for each in levels], 100.0)
         for group in groups
     ]
-    variance = [_line(looks, group, levels, list(map(normalised, levels))) for group in groups]
-    variance = [line for line in variance if any(map(math.isfinite, line.mean))]
     rows = {"accuracy, %": accuracy}
-    if variance:
-        rows[f"variance over that at {levels[0]:g} dB"] = variance
+    for name in variances_of([run for group in groups for run in runs_of(group)]):
+        reads = [normalised(name, level) for level in levels]
+        lines = [_line(looks, group, levels, reads) for group in groups]
+        lines = [line for line in lines if any(map(math.isfinite, line.mean))]
+        if lines:
+            rows[f"variance of the {VARIANCES[name]} over that at {levels[0]:g} dB"] = lines
     return illustration(
         scores_figure({"": rows}, "signal-to-noise ratio, dB", levels),
         f"Accuracy, and the variance of the predicted class, against noise{under}"

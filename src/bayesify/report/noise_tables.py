@@ -27,6 +27,8 @@ from bayesify.report.tables import (
 Read = Callable[[Any], float | None]
 
 LOWEST_TITLE = "accuracy at {:g} dB"
+VARIANCES = {"class_variance": "logit", "probability_variance": "probability"}
+"""What the variances of the predicted class that a study may hold are of."""
 
 
 def noise_tables(study: Study) -> tuple[Table, ...]:
@@ -53,6 +55,12 @@ def levels_of(runs: Sequence[NoiseMeasurement], part: str) -> list[float]:
     return sorted({level for run in runs for level in getattr(run, part)})
 
 
+def variances_of(runs: Sequence[NoiseMeasurement]) -> list[str]:
+    """Return which variances were measured: that of the logit alone in results of old."""
+    rows = [row for run in runs for row in run.noisy.values()]
+    return [name for name in VARIANCES if any(name in row for row in rows)]
+
+
 def reader(part: str, level: float | None, name: str) -> Read:
     """Return a function that reads one number of a run, or None where it has none."""
 
@@ -67,19 +75,21 @@ def _noise_table(study: Study, levels: Sequence[float]) -> Table:
     def rows(group: CellGroup) -> list[list[Datum]]:
         accuracies = [over_seeds(group, reader("noisy", level, "accuracy")) for level in levels]
         variances = [
-            over_seeds(group, reader("noisy", level, "class_variance")) for level in levels
+            over_seeds(group, reader("noisy", level, name)) for name in names for level in levels
         ]
         whole = over_seeds(group, reader("scores", None, "accuracy"))
         cells = [percent(whole), *map(percent, accuracies), *map(significant, variances)]
         return [[*labelled(study, group, 1), *map(number, cells)]]
 
+    runs = [run for group in study.groups for run in runs_of(group)]
+    names = variances_of(runs)
     columns = [Column("no noise", "accuracy, %")]
-    for title in ("accuracy, %", "variance of the predicted class"):
+    for title in ("accuracy, %", *(f"variance of the {VARIANCES[name]}" for name in names)):
         columns += [Column(f"{level:g} dB", title) for level in levels]
     notes = (
         *study_notes(study),
-        "Noise is added to each input, with its own variance over 10^(dB / 10). The variance is "
-        "that of the predicted class's logit over the posterior, averaged over the test set.",
+        "Noise is added to each input, with its own variance over 10^(dB / 10). Variances are "
+        "those of the predicted class over the posterior, averaged over the test set.",
     )
     table = (*labelled_columns(study), *columns)
     return Table("Under noise", table, by_protocol(study, rows), notes)
