@@ -2,6 +2,8 @@
 
     python benchmarks/attention_gpu.py           # ViT-S/16: 128 images, 6 heads, 197 tokens, 64
     python benchmarks/attention_gpu.py --tune    # the sizes of tiles that are fastest
+    python benchmarks/attention_gpu.py --rules pooled \
+        --out results/vdp/attention_gpu_pooled.json
 
 Errors are those of bfloat16 against the open form in float64, as a share of the largest entry.
 """
@@ -26,16 +28,26 @@ from gpu_turns import milliseconds
 from provenance import provenance
 from torch import Tensor
 
-from bayesify.moments import Moments, attention_rules, fused_attention
+from bayesify.moments import (
+    Moments,
+    attention_rules,
+    fused_attention,
+    fused_pooled_attention,
+    moment_rules,
+)
 
 SHAPE = (128, 6, 197, 64)
-KERNELS = ("sources_made", "targets_made", *fused_attention.TILES)
+KERNELS = {
+    "exact": ("sources_made", "targets_made", *fused_attention.TILES),
+    "pooled": tuple(fused_pooled_attention.TILES),
+}
+MODULES: dict[str, Any] = {"exact": fused_attention, "pooled": fused_pooled_attention}
 NUM_REPEATS = 20
 TILES = [
     fused_attention.Tiles(targets, sources, warps, stages)
     for targets, sources in itertools.product((16, 32, 64, 128), (16, 32, 64, 128))
     for warps in (4, 8)
-    for stages in (1, 2)
+    for stages in (1, 2, 3)
     if 1024 <= targets * sources <= 4096 * (warps // 4)
 ]
 
@@ -56,7 +68,8 @@ def moments_of(given: list[Tensor]) -> tuple[Moments, Moments, Moments]:
 
 
 def fused(given: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return fused_attention.fused_attention(*moments_of(given), given[0].shape[-1] ** -0.5).pair()
+    scale = given[0].shape[-1] ** -0.5
+    return attention_rules.attend(*moments_of(given), None, 0.0, scale).pair()
 
 
 def open_form(given: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -123,7 +136,7 @@ def row(name: str, call: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> dict[s
     }
 
 
-def kernel_times(call: Callable[[], Any]) -> dict[str, float]:
+def kernel_times(call: Callable[[], Any], rules: str) -> dict[str, float]:
     """Return the milliseconds that each kernel of attention takes on the GPU."""
     call()
     torch.cuda.synchronize()
@@ -134,31 +147,38 @@ def kernel_times(call: Callable[[], Any]) -> dict[str, float]:
     return {
         each.key: round(each.self_device_time_total / NUM_REPEATS / 1000, 4)
         for each in found.key_averages()
-        if each.key in KERNELS
+        if each.key in KERNELS[rules]
     }
 
 
-def both_passes(given: list[Tensor]) -> None:
+def both_passes(given: list[Tensor], rules: str) -> None:
     scale = SHAPE[-1] ** -0.5
+    if rules == "pooled":
+        tokens = given[::2]
+        numbers = [torch.rand(SHAPE[:3], device="cuda") for _ in range(5)]
+        results = fused_pooled_attention.run_forward(*tokens, numbers, scale)
+        given = (torch.ones(SHAPE, dtype=torch.bfloat16, device="cuda"), numbers[0])
+        fused_pooled_attention.run_backward([*tokens, *numbers], list(results), *given, scale)
+        return
     results = fused_attention.run_forward(*given, scale)
     ones = torch.ones(SHAPE, dtype=torch.bfloat16, device="cuda")
     saved = [results[0], *results[2:]]
     fused_attention.run_backward(given, saved, ones, ones, scale)
 
 
-def tune_one(kernel: str, tiles: fused_attention.Tiles) -> None:
+def tune_one(rules: str, kernel: str, tiles: fused_attention.Tiles) -> None:
     """Print how long a kernel takes with tiles of these sizes."""
-    fused_attention.TILES[kernel] = tiles
+    MODULES[rules].TILES[kernel] = tiles
     given = tensors(torch.bfloat16)
-    both_passes(given)
+    both_passes(given, rules)
     torch.cuda.synchronize()
     with Path(tempfile.gettempdir(), "attention_gpu.turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        found = kernel_times(lambda: both_passes(given))[kernel]
+        found = kernel_times(lambda: both_passes(given, rules), rules)[kernel]
     print(json.dumps({"kernel": kernel, "tiles": tiles, "ms": found}))
 
 
-def tune(kernels: list[str]) -> dict[str, Any]:
+def tune(rules: str, kernels: list[str]) -> dict[str, Any]:
     """Try all tiles, fourteen processes at a time, compiled side by side and timed in turn."""
     jobs = [(kernel, tiles) for tiles in TILES for kernel in kernels]
     running: list[Any] = []
@@ -166,7 +186,8 @@ def tune(kernels: list[str]) -> dict[str, Any]:
     while jobs or running:
         while jobs and len(running) < 14:
             kernel, tiles = jobs.pop(0)
-            command = [sys.executable, __file__, "--one", kernel, json.dumps(tiles)]
+            command = [sys.executable, __file__, "--rules", rules]
+            command += ["--one", kernel, json.dumps(tiles)]
             running.append(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             )
@@ -185,36 +206,46 @@ def tune(kernels: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tune", nargs="*", help=f"some of {', '.join(fused_attention.TILES)}")
+    parser.add_argument("--rules", default="exact", choices=MODULES)
+    parser.add_argument("--tune", nargs="*", help="some of the kernels; none for all of them")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("results/vdp/attention_gpu.json"))
     wanted = parser.parse_args()
     if wanted.one is not None:
-        tune_one(wanted.one[0], fused_attention.Tiles(*json.loads(wanted.one[1])))
+        kernel, tiles = wanted.one
+        tune_one(wanted.rules, kernel, fused_attention.Tiles(*json.loads(tiles)))
         return
-    if unknown := set(wanted.tune or ()) - set(fused_attention.TILES):
-        parser.error(f"--tune: no tiles of {', '.join(sorted(unknown))}")
+    tiles = MODULES[wanted.rules].TILES
+    if unknown := set(wanted.tune or ()) - set(tiles):
+        parser.error(f"--tune: no tiles of {', '.join(sorted(unknown))}; there are {list(tiles)}")
     if wanted.tune is not None:
-        print(json.dumps(tune(wanted.tune or list(fused_attention.TILES))))
+        print(json.dumps(tune(wanted.rules, wanted.tune or list(tiles))))
         return
-    compiled: Any = torch.compile(open_form)
-    report = {
-        "provenance": provenance(__file__),
-        "shape": SHAPE,
-        "errors": errors(),
-        "kernels_ms": kernel_times(lambda: both_passes(tensors(torch.bfloat16))),
-        "rows": [
-            row("plain", plain),
-            row("moments, fused", fused),
-            row("moments, open form, compiled", compiled),
-        ],
-    }
+    with moment_rules(wanted.rules):
+        report = measured(wanted.rules)
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["errors"]))
     print(json.dumps(report["kernels_ms"]))
     for each in report["rows"]:
         print(each)
+
+
+def measured(rules: str) -> dict[str, Any]:
+    given = tensors(torch.bfloat16)
+    return {
+        "provenance": provenance(__file__),
+        "rules": rules,
+        "shape": SHAPE,
+        "errors": errors(),
+        "kernels_ms": kernel_times(lambda: both_passes(given, rules), rules),
+        "rows": [
+            row("plain", plain),
+            row("moments, fused", fused),
+            row("moments, fused, compiled", torch.compile(fused)),
+            row("moments, open form, compiled", torch.compile(open_form)),
+        ],
+    }
 
 
 if __name__ == "__main__":

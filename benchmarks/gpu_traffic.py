@@ -40,7 +40,14 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
-from bayesify.moments import attention_rules, fused_attention, fused_gelu, moment_rules
+from bayesify.moments import (
+    attention_rules,
+    fused_attention,
+    fused_gelu,
+    fused_pooled_attention,
+    moment_rules,
+    pooled_attention,
+)
 from bayesify.moments.written_down import scales_written_down
 from bayesify.training.compiling import PassWithKL, compile_options
 
@@ -104,11 +111,14 @@ def pretend_kernels() -> None:
     for operation, shapes in (
         (fused_attention._attention, fused_attention._attention_shapes),
         (fused_attention._attention_backward, fused_attention._gradient_shapes),
+        (fused_pooled_attention._sums, fused_pooled_attention._shapes),
+        (fused_pooled_attention._sums_backward, fused_pooled_attention._gradient_shapes),
         (fused_gelu._gelu, fused_gelu._gelu_shapes),
         (fused_gelu._gelu_backward, fused_gelu._gradient_shapes),
     ):
         torch.library.register_kernel(operation, "cpu", shapes)
-    attention_rules.can_fuse = lambda *parts: all(part.dtype == torch.bfloat16 for part in parts)
+    for module in (attention_rules, pooled_attention):
+        module.can_fuse = lambda *parts: all(part.dtype == torch.bfloat16 for part in parts)
     fused_gelu.HAS_TRITON, fused_gelu.DEVICES = True, ("cpu",)
 
 

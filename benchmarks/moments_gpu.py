@@ -44,6 +44,8 @@ METHODS: dict[str, bf.Method] = {
     "moments, taylor": bf.MomentPropagation(rules="taylor"),
     "moments, exact, a variance per unit": bf.MomentPropagation(scale="out"),
     "moments, taylor, a variance per unit": bf.MomentPropagation(rules="taylor", scale="out"),
+    "moments, pooled": bf.MomentPropagation(rules="pooled"),
+    "moments, pooled, a variance per unit": bf.MomentPropagation(rules="pooled", scale="out"),
     "sampled": bf.MeanField(how="sample"),
 }
 NUM_REPEATS, NUM_PASSES, NUM_LONGEST, NUM_DATA = 30, 30, 40, 50_000

@@ -28,6 +28,7 @@ from bayesify.distributions import Normal, NormalPrior
 from bayesify.methods.checks import check_choice
 from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules, precise
+from bayesify.moments.rule_table import RULES, Rules
 from bayesify.training.likelihood import Likelihood
 from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
@@ -42,8 +43,9 @@ class MomentPropagation(Variational):
         prior_std: Prior standard deviation.
         initial_std: Standard deviation the posterior starts from; None takes a tenth of each
             tensor's root mean square, a hundredth of the variance of its means.
-        rules: "exact" moments of each operation, the first-order "taylor" ones of the papers, or
-            "shared": exact ones that carry what all positions of an image share.
+        rules: "exact" moments of each operation, the first-order "taylor" ones of the papers,
+            "shared", exact ones that carry what all positions of an image share, or "pooled", by
+            which a layer sees the variances of its inputs as one sum: the fastest.
         num_logits: Draws of the logits that a training step averages over.
         scale: "weight" for one variance per weight, "out" for one per output unit.
         where: Which tensors become random (see `bayesify.conversion.select`).
@@ -59,7 +61,7 @@ class MomentPropagation(Variational):
 
     prior_std: float = 1.0
     initial_std: float | None = None
-    rules: Literal["exact", "taylor", "shared"] = "exact"
+    rules: Rules = "exact"
     num_logits: int = 16
     scale: Scale = "weight"
     where: Where = "everything"
@@ -67,7 +69,7 @@ class MomentPropagation(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rules", self.rules, ("exact", "taylor", "shared"))
+        check_choice("rules", self.rules, RULES)
         check_count("num_logits", self.num_logits)
 
     def choices(self) -> Choices:

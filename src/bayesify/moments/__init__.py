@@ -10,6 +10,7 @@ from bayesify.moments import (
     dropout_rules,  # noqa: F401
     linear_rules,  # noqa: F401
     norm_rules,  # noqa: F401
+    pooled_rules,  # noqa: F401
     pooling_rules,  # noqa: F401
     shape_rules,  # noqa: F401
     shared_rules,  # noqa: F401

@@ -146,7 +146,8 @@ def _prelu(x: Any, weight: Any) -> Moments:
 
 
 @rule(F.gelu)
-def _gelu(x: Moments, approximate: str = "none") -> Moments:
+def gelu(x: Moments, approximate: str = "none") -> Moments:
+    """Return the GELU of x."""
     return (_TANH_GELU if approximate == "tanh" else _GELU).apply(x)
 
 

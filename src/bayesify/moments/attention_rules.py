@@ -19,6 +19,7 @@ from bayesify.moments.fused_attention import can_fuse, fused_attention
 from bayesify.moments.linear_rules import affine, matmul
 from bayesify.moments.moments import Moments, as_moments, rule
 from bayesify.moments.open_attention import attend_openly
+from bayesify.moments.pooled_attention import attend_pooled
 from bayesify.moments.rule_table import current_rules
 from bayesify.moments.softmax_rules import softmax
 
@@ -40,6 +41,8 @@ def attend(
     has_sure_scores = query.is_certain and key.is_certain
     if has_sure_scores or dropout == 1.0 or current_rules() == "taylor":
         return matmul(attention_weights(query, key, mask, dropout, scale), value)
+    if current_rules() == "pooled":
+        return attend_pooled(query, key, value, mask, dropout, scale)
     if mask is None and dropout == 0.0 and can_fuse(query, key, value):
         return fused_attention(query, key, value, scale)
     return attend_openly(query, key, value, mask, dropout, scale)

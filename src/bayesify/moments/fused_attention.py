@@ -89,10 +89,10 @@ def _attention_shapes(
     q: Tensor, qv: Tensor, k: Tensor, kv: Tensor, v: Tensor, vv: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     del k, kv, v, vv, scale
-    out, o_rest, centre, pull = (_tokens_like(q) for _ in range(4))
+    out, o_rest, centre, pull = (tokens_like(q) for _ in range(4))
     lse, share = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
     peak = torch.empty_like(lse, dtype=torch.int32)
-    return out, _tokens_like(q, qv.dtype), o_rest, centre, pull, lse, share, peak
+    return out, tokens_like(q, qv.dtype), o_rest, centre, pull, lse, share, peak
 
 
 @torch.library.custom_op("bayesify::attention_moments_backward", mutates_args=())
@@ -107,7 +107,7 @@ def _gradient_shapes(
     inputs: list[Tensor], saved: list[Tensor], of_mean: Tensor, of_variance: Tensor, scale: float
 ) -> list[Tensor]:
     del saved, of_mean, of_variance, scale
-    return [_tokens_like(each) for each in inputs]
+    return [tokens_like(each) for each in inputs]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -179,7 +179,7 @@ def run_backward(
 
     run = _Run(*inputs)
     out, o_rest, centre, pull, lse, share, peak = saved
-    g, r = _alike(of_mean, of_variance)
+    g, r = alike(of_mean, of_variance)
     v_mean, keys, k_square, values, v_square, _ = run.sources_made(with_rest=False)
     q, qv, _, kv, _, vv = run.tensors
     second, shifted, of_out, of_offset, of_centre = (run.made(q) for _ in range(5))
@@ -188,18 +188,18 @@ def run_backward(
     sizes = (scale, run.heads, run.targets, run.sources)
     strides = (*run.strides, *r.stride()[:3])
     run.launch(
-        kernels.targets_made, run.count * _blocks(run.targets, _MAKING),
+        kernels.targets_made, run.count * blocks(run.targets, _MAKING),
         q, qv, kv, vv, keys, k_square, values, out, o_rest, v_mean, centre, pull, lse, share, peak,
         g, r,
         second, shifted, of_out, of_offset, level, g_level, along,
         g_peak, gs_peak, ga_peak, pa_peak, *sizes, *strides, D=run.features, M=_MAKING,
     )  # fmt: skip
-    across = 16 * _blocks(run.sources, 16)
+    across = 16 * blocks(run.sources, 16)
     parts = _parts(run.count, run.targets, across, q.element_size())
-    grads = [_tokens_like(each) for each in inputs[:2]]
+    grads = [tokens_like(each) for each in inputs[:2]]
     # Sums over targets have all of their digits until the last is added.
     dtype = None if parts[0].last == run.targets else torch.float32
-    sums = [_tokens_like(each, dtype) for each in inputs[2:]]
+    sums = [tokens_like(each, dtype) for each in inputs[2:]]
     room = q.new_empty(NUM_MATRICES, parts[0].heads, parts[0].last, across).unbind()
     for part in parts:
         which = (part.first_head, part.first, part.last, across)
@@ -241,7 +241,7 @@ def _parts(heads: int, targets: int, across: int, size: int) -> list[_Part]:
     if rows >= targets:
         many = rows // targets
         return [_Part(head, min(many, heads - head), 0, targets) for head in range(0, heads, many)]
-    step = _blocks(targets, _blocks(targets, rows))
+    step = blocks(targets, blocks(targets, rows))
     return [
         _Part(head, 1, first, min(first + step, targets))
         for head in range(heads)
@@ -259,7 +259,7 @@ class _Run:
         self.count, self.sources = batch * self.heads, k.shape[2]
         self.whole = _Part(0, self.count, 0, self.targets)
         self.strides = [stride for each in (q, qv, kv) for stride in each.stride()[:3]]
-        self.tiles = _tiles_for(q.device)
+        self.tiles = TILES if has_much_shared_memory(q.device) else SMALL_TILES
 
     def rows(self) -> Tensor:
         """Return room for one number of each target."""
@@ -291,13 +291,13 @@ class _Run:
     def over_targets(self, kernel: Any, part: _Part, *args: Any) -> None:
         """Run a kernel whose programs have a block of targets each."""
         settings = self._settings(kernel)
-        blocks = _blocks(part.last - part.first, settings["M"])
-        self.launch(kernel, part.heads * blocks, *args, **settings)
+        programs = part.heads * blocks(part.last - part.first, settings["M"])
+        self.launch(kernel, programs, *args, **settings)
 
     def over_sources(self, kernel: Any, part: _Part, *args: Any) -> None:
         """Run a kernel whose programs have a block of sources each."""
         settings = self._settings(kernel)
-        self.launch(kernel, part.heads * _blocks(self.sources, settings["N"]), *args, **settings)
+        self.launch(kernel, part.heads * blocks(self.sources, settings["N"]), *args, **settings)
 
     def launch(self, kernel: Any, programs: int, *args: Any, **settings: int) -> None:
         """Run a kernel on the device of the tensors."""
@@ -317,7 +317,8 @@ class _Run:
         }
 
 
-def _blocks(length: int, size: int) -> int:
+def blocks(length: int, size: int) -> int:
+    """Return how many blocks of a size it takes."""
     return -(-length // size)
 
 
@@ -325,7 +326,7 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _alike(*tensors: Tensor) -> list[Tensor]:
+def alike(*tensors: Tensor) -> list[Tensor]:
     """Return tensors of the same strides, with features side by side."""
     strides = {each.stride() for each in tensors}
     if len(strides) == 1 and tensors[0].stride(-1) == 1:
@@ -336,7 +337,7 @@ def _alike(*tensors: Tensor) -> list[Tensor]:
 def _aligned(*tensors: Tensor) -> list[Tensor]:
     """Return tensors with features side by side, and keys and values with the same strides."""
     q, qv, k, kv, v, vv = tensors
-    (q,), (qv,), (k, v), (kv, vv) = (_alike(*each) for each in ((q,), (qv,), (k, v), (kv, vv)))
+    (q,), (qv,), (k, v), (kv, vv) = (alike(*each) for each in ((q,), (qv,), (k, v), (kv, vv)))
     return [q, qv, k, kv, v, vv]
 
 
@@ -345,14 +346,16 @@ def _as_tokens(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _tiles_for(device: torch.device) -> dict[str, Tiles]:
+def has_much_shared_memory(device: torch.device) -> bool:
+    """Whether a program has room for the larger tiles."""
     if device.type != "cuda":
-        return TILES
+        return True
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return TILES if room >= _MUCH_SHARED_MEMORY else SMALL_TILES
+    return room >= _MUCH_SHARED_MEMORY
 
 
-def _tokens_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def tokens_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return room for (batch, heads, tokens, features), tokens before heads in memory."""
     batch, heads, tokens, features = tensor.shape
     empty = tensor.new_empty((batch, tokens, heads, features), dtype=dtype or tensor.dtype)
     return empty.transpose(1, 2)

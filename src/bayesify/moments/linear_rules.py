@@ -47,8 +47,13 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
     if added is not None and operation is not F.linear:
         # One bias per output: the last dimension of a linear layer, the channel of a convolution.
         added = added.view(-1, *[1] * (mean.ndim - 1 - _channel_dim(mean, mean_of(weight))))
-    if _is_shared_by_unit(operation, weight):
-        seen, shared = _seen_by_unit(operation, mean_of(x), weight, *args, **kwargs)
+    if is_shared_by_unit(operation, weight):
+        if operation is F.linear:
+            seen = squares(mean_of(x)).sum(-1, keepdim=True)
+            shared = weight.shared_variance.view(-1)
+        else:
+            geometry = geometry_of(weight.ndim - 2, *args, **kwargs)
+            seen, shared = seen_by_unit(operation, mean_of(x), weight, geometry)
         of_input = variance_of(x)
         if of_input is not None:
             factor = mean_of(weight).to(seen.dtype).square() + weight.shared_variance
@@ -69,7 +74,7 @@ def affine(operation: Any, x: Any, weight: Any, bias: Any, *args: Any, **kwargs:
     return Moments(mean, variance)
 
 
-def _is_shared_by_unit(operation: Any, weight: Any) -> bool:
+def is_shared_by_unit(operation: Any, weight: Any) -> bool:
     """Whether a weight has one variance per output unit, which comes first in its shape."""
     shared = weight.shared_variance if isinstance(weight, Moments) else None
     return (
@@ -81,15 +86,19 @@ def _is_shared_by_unit(operation: Any, weight: Any) -> bool:
     )
 
 
-def _seen_by_unit(
-    operation: Any, mean: Tensor, weight: Moments, *args: Any, **kwargs: Any
+def seen_by_unit(
+    operation: Any, x: Any, weight: Moments, geometry: Geometry
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of m^2 over the inputs of each output, and s, in shapes that broadcast."""
+    """Return the sum of m^2 + v over what each output of a convolution sees, and s, to broadcast.
+
+    Args:
+        operation: A convolution.
+        x: Its input, moments or a tensor.
+        weight: Its kernel, of one variance s for each unit.
+        geometry: How the kernel moves.
+    """
     shared = cast(Tensor, weight.shared_variance)
-    if operation is F.linear:
-        return squares(mean).sum(-1, keepdim=True), shared.view(-1)
-    second = second_moment(mean)
-    geometry = _geometry(weight.ndim - 2, *args, **kwargs)
+    second = second_moment(x)
     num_sides = weight.ndim - 2
     channels = second.unflatten(-1 - num_sides, (geometry.groups, -1)).sum(-1 - num_sides)
     sums = _window_sums(operation, channels, tuple(weight.shape[2:]), geometry)
@@ -98,30 +107,34 @@ def _seen_by_unit(
     return sums, shared.view(-1, *[1] * num_sides)
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
+    """How the kernel of a convolution moves, side by side."""
+
     stride: tuple[int, ...]
     padding: tuple[int, ...] | str
     dilation: tuple[int, ...]
     groups: int
 
 
-def _geometry(
+def geometry_of(
     num_sides: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> _Geometry:
+) -> Geometry:
+    """Return what a convolution was given, a number for each side."""
+
     def sides(value: Any) -> Any:
         if isinstance(value, str):
             return value
         given = (value,) if isinstance(value, int) else tuple(value)
         return given * num_sides if len(given) == 1 else given
 
-    return _Geometry(sides(stride), sides(padding), sides(dilation), groups)
+    return Geometry(sides(stride), sides(padding), sides(dilation), groups)
 
 
 _POOLS: dict[Any, Any] = {F.conv1d: F.avg_pool1d, F.conv2d: F.avg_pool2d, F.conv3d: F.avg_pool3d}
 
 
 def _window_sums(
-    operation: Any, channels: Tensor, kernel: tuple[int, ...], geometry: _Geometry
+    operation: Any, channels: Tensor, kernel: tuple[int, ...], geometry: Geometry
 ) -> Tensor:
     """Return the sums over what a kernel sees, one channel per group.
 

@@ -40,16 +40,8 @@ def attend_openly(
     scale: float,
 ) -> Moments:
     """Return attended values by exact rules, in torch's own operations."""
-    scores = torch.matmul(query.expected, key.expected.mT) * scale
-    hidden = None
-    if mask is not None:
-        scores = scores + mask
-        # A target that sees nothing gets 0, as in torch, and not the nothing of a softmax of none.
-        hidden = scores.isneginf().all(-1, keepdim=True)
-        scores = scores.masked_fill(hidden, 0.0)
-    p = torch.softmax(scores.to(precise_dtype(scores.dtype)), -1)
-    p = p if hidden is None else p.masked_fill(hidden, 0.0)
-    mean = torch.matmul(p.to(scores.dtype), value.expected)
+    p, _ = attention_shares(query, key, mask, scale)
+    mean = torch.matmul(p.to(value.dtype), value.expected)
     with full_precision(mean):
         by_key, by_query = _score_variances(query, key, p, scale, mean)
         spread = (p.square() * by_key).sum(-1, keepdim=True)
@@ -63,6 +55,22 @@ def attend_openly(
         whole = second if noise is None else second + noise
         variance = variance + _sum_of_positives(whole, value.variance, mean)
     return Moments(mean, variance)
+
+
+def attention_shares(
+    query: Moments, key: Moments, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the share of each source, in float32 at least, and which a target sees (None: all)."""
+    scores = torch.matmul(query.expected, key.expected.mT) * scale
+    if mask is None:
+        return torch.softmax(scores.to(precise_dtype(scores.dtype)), -1), None
+    scores = scores + mask
+    seen = ~scores.isneginf()
+    # A target that sees nothing gets 0, as in torch, and not the nothing of a softmax of none.
+    hidden = ~seen.any(-1, keepdim=True)
+    scores = scores.masked_fill(hidden, 0.0)
+    p = torch.softmax(scores.to(precise_dtype(scores.dtype)), -1)
+    return p.masked_fill(hidden, 0.0), seen
 
 
 def _sum_of_positives(left: Tensor, right: Tensor, mean: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -129,6 +129,49 @@ class _SumOfVariances(torch.autograd.Function):
         of_seen = _summed(gradient * shared.to(gradient.dtype), seen)
         of_shared = _summed(gradient * seen.to(gradient.dtype), shared)
         return gradient, of_seen, of_shared, None if added is None else _summed(gradient, added)
+
+
+def sum_of_outer(
+    places: Sequence[Tensor], units: Sequence[Tensor], added: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return sum_k places_k * units_k + added, in a type, without a product to begin with.
+
+    Args:
+        places: Numbers of each place, with a last dimension of 1, in float32 at least.
+        units: As many numbers of each unit.
+        added: Another of each unit, or None.
+        dtype: The type of the result.
+    """
+    if dtype == torch.bfloat16 and takes_own_derivatives(*places, *units, added):
+        return _SumOfOuter.apply(len(places), added, *places, *units)
+    return _outer(places, units, added).to(dtype)
+
+
+def _outer(places: Sequence[Tensor], units: Sequence[Tensor], added: Tensor | None) -> Tensor:
+    total = places[0] * units[0]
+    for place, unit in zip(places[1:], units[1:], strict=True):
+        total = total + place * unit
+    return total if added is None else total + added
+
+
+class _SumOfOuter(torch.autograd.Function):
+    """The sum in bfloat16, its gradients found in bfloat16 and summed in float32, as above."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, added: Tensor | None, *factors: Tensor) -> Tensor:
+        ctx.save_for_backward(added, *factors)
+        ctx.number = number
+        return _outer(factors[:number], factors[number:], added).to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        added, *factors = ctx.saved_tensors
+        places, units = factors[: ctx.number], factors[ctx.number :]
+        pairs = list(zip(places, units, strict=True))
+        of_places = [_summed(gradient * unit.to(gradient.dtype), place) for place, unit in pairs]
+        of_units = [_summed(gradient * place.to(gradient.dtype), unit) for place, unit in pairs]
+        of_added = None if added is None else _summed(gradient, added)
+        return None, of_added, *of_places, *of_units
 
 
 def _summed(full: Tensor, like: Tensor) -> Tensor:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from bayesify.moments.missing_rule import missing_rule, name_of
 
-Rules = Literal["exact", "taylor", "shared"]
+Rules = Literal["exact", "taylor", "shared", "pooled"]
+RULES: tuple[Rules, ...] = get_args(Rules)
 Rule = Callable[..., Any]
 
-TABLES: dict[str, dict[Any, Rule]] = {"exact": {}, "taylor": {}, "shared": {}}
+TABLES: dict[str, dict[Any, Rule]] = {rules: {} for rules in RULES}
 
 
 class _Chosen:
@@ -47,19 +48,21 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 class moment_rules:  # noqa: N801 (used as a verb: `with moment_rules("taylor"):`)
-    """Choose the rules of a block: "exact" moments, the first-order "taylor" ones, or "shared".
-
-    The last are exact ones that also carry what all positions of an image share.
+    """Choose the rules of a block.
 
     The choice holds for the whole process, all threads included.
 
     Args:
-        rules: "exact", "taylor" or "shared".
+        rules: "exact" moments of each operation; the first-order "taylor" ones of the papers;
+            "shared", exact ones that also carry what all positions of an image share; or "pooled",
+            exact ones but that a layer sees the variances of its inputs as one sum, at little
+            more than the cost of the plain network.
     """
 
     def __init__(self, rules: Rules) -> None:
         if rules not in TABLES:
-            raise ValueError(f"rules must be 'exact', 'taylor' or 'shared', got {rules!r}")
+            *most, last = (repr(each) for each in RULES)
+            raise ValueError(f"rules must be {', '.join(most)} or {last}, got {rules!r}")
         self.rules: Rules = rules
         self.before: Rules = rules
 
@@ -72,7 +75,7 @@ class moment_rules:  # noqa: N801 (used as a verb: `with moment_rules("taylor"):
 
 
 def current_rules() -> Rules:
-    """Return which rules are chosen now: "exact", "taylor" or "shared"."""
+    """Return which rules are chosen now."""
     return _chosen.rules
 
 
