@@ -14,14 +14,18 @@ A derivative along m takes d_k to d_(k+1), one along v takes it to half of d_(k+
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayesify.moments.gaussian_functions import coarse_tail, density
+from bayesify.moments.gaussian_functions import coarse_tail
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
+
+# Standard deviations from 0; a power of two has a faster instruction than one of e.
+_FURTHEST, _HALF_LOG2_E, _PER_ROOT = 40.0, -0.5 / math.log(2.0), 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def gelu_series_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,8 +36,6 @@ def gelu_series_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class _Parts(NamedTuple):
     """Expected derivatives: the first, and v times the others, which is never large."""
 
-    above: Tensor
-    """m, no further below 0 than matters"""
     below: Tensor
     """Phi(h)"""
     bell: Tensor
@@ -52,20 +54,17 @@ def _parts(m: Tensor, v: Tensor) -> _Parts:
     per_root = (1.0 + v).rsqrt()
     per_total = per_root.square()
     # Further out all but the mean is 0, and powers would overflow.
-    furthest = 40.0 * (1.0 + v) * per_root
-    above = torch.maximum(m, -furthest)
-    u = torch.minimum(above, furthest)
-    h = u * per_root
-    bell = density(h)
+    h = (m * per_root).clamp(-_FURTHEST, _FURTHEST)
+    square = h.square()
+    bell = torch.exp2(square * _HALF_LOG2_E) * _PER_ROOT
     # 0 belongs to the left; `abs` would give it a slope of 0.
     tail = coarse_tail(torch.where(h > 0, h, -h), bell)
     below = torch.where(h > 0, 1.0 - tail, tail)
     bell = bell * per_root
-    centre, width = u * per_total, v * per_total
-    square, weight = centre.square(), v * bell
+    centre, width = h * per_root, v * per_total
+    square, weight = square * per_total, v * bell
     bracket = 3.0 * (square + width) - 4.0
     return _Parts(
-        above,
         below,
         bell,
         centre,
@@ -81,7 +80,7 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     types = m.dtype, v.dtype
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v)
-    mean = part.above * part.below + v * part.bell
+    mean = m * part.below + v * part.bell
     variance = v * (part.first.square() + part.third.square() * (1.0 / 6.0))
     variance = variance + 0.5 * part.second.square()
     return of_type(mean, types[0]), of_type(variance, types[1])

@@ -117,20 +117,33 @@ def forward(
 
 @triton.jit
 def pairs(
-    queries, g, o, size, top, waiting, of_total, by_key, by_query, keys, values, sizes, a, b, c,
-    is_there, scale,
-):  # fmt: skip
-    """Return p, and the gradients of scores and of their variances, and -2 h w, and h u, of a tile.
+    scores, along, inner, size, sizes, top, waiting, of_total, x, y, a, b, c, is_there, scale
+):
+    """Return p, the gradients of scores and of their variances, h w, and h u, of a tile.
 
-    Targets and what they have are rows, sources columns.
+    Args:
+        scores: q k, of each pair, as the next two; all else is to be broadcast.
+        along: g' v.
+        inner: o v.
+        size: |o|^2 of targets.
+        sizes: |v|^2 of sources.
+        top: log2 of the softmax's total.
+        waiting: sum_l p gp.
+        of_total: h.
+        x: Of targets, as y.
+        y: Of targets.
+        a: Of sources, as b and c.
+        b: Of sources.
+        c: Of sources.
+        is_there: Which are no padding.
+        scale: Factor of the scores.
     """
-    scores = tl.dot(queries, tl.trans(keys)) * (scale * LOG2_E)
-    p = tl.where(is_there, tl.exp2(scores - top), 0.0)
-    t = by_key * a + by_query * b
-    around = tl.maximum(sizes + size - 2.0 * tl.dot(o, tl.trans(values)), 0.0)
+    p = tl.where(is_there, tl.exp2(scores * (scale * LOG2_E) - top), 0.0)
+    t = x * a + y * b
+    around = tl.maximum(sizes + size - 2.0 * inner, 0.0)
     hp = of_total * p
     gt = hp * p * (around + (1.0 - p) * c)
-    gp = tl.dot(g, tl.trans(values)) + hp * (2.0 * t * around + c * (2.0 + (2.0 - 3.0 * p) * t))
+    gp = along + hp * (2.0 * t * around + c * (2.0 + (2.0 - 3.0 * p) * t))
     hw = hp * p * t
     return p, p * (gp - waiting), gt, hw, hp * p + (1.0 - p) * hw
 
@@ -182,9 +195,10 @@ def of_targets(
         distance = numbers(b + there, places, sources)[None, :]
         spread = numbers(c + there, places, sources)[None, :]
         is_there = places[None, :] < sources
+        products = tl.trans(values)
         _, gs, gt, _, _ = pairs(
-            queries, g, o, size, top, waits, along, by_key, by_query, keys, values, sizes,
-            of_key, distance, spread, is_there, scale,
+            tl.dot(queries, tl.trans(keys)), tl.dot(g, products), tl.dot(o, products), size, sizes,
+            top, waits, along, by_key, by_query, of_key, distance, spread, is_there, scale,
         )  # fmt: skip
         along_x += tl.sum(gt * of_key, 1)
         along_y += tl.sum(gt * distance, 1)
@@ -210,10 +224,10 @@ def of_sources(
     values = tile(v + batch * kb + h * kh, rows, kn, columns, sources)
     kind = keys.dtype
     here, there = head.to(tl.int64) * targets, head.to(tl.int64) * sources
-    of_key = numbers(a + there, rows, sources)[None, :]
-    distance = numbers(b + there, rows, sources)[None, :]
-    spread = numbers(c + there, rows, sources)[None, :]
-    sizes = tl.sum(values.to(tl.float32) * values.to(tl.float32), 1)[None, :]
+    of_key = numbers(a + there, rows, sources)[:, None]
+    distance = numbers(b + there, rows, sources)[:, None]
+    spread = numbers(c + there, rows, sources)[:, None]
+    sizes = tl.sum(values.to(tl.float32) * values.to(tl.float32), 1)[:, None]
     step = heads * D
     at = batch * targets * step + h * D
 
@@ -228,25 +242,27 @@ def of_sources(
         queries = tile(q, places, qn, columns, targets)
         g = tile(g_out + at, places, step, columns, targets)
         o = tile(out + at, places, step, columns, targets)
-        size = tl.sum(o.to(tl.float32) * o.to(tl.float32), 1)[:, None]
-        by_key = numbers(x + here, places, targets)[:, None]
-        by_query = numbers(y + here, places, targets)[:, None]
-        along = numbers(of_total + here, places, targets)[:, None]
-        waits = numbers(waiting + here, places, targets)[:, None]
-        top = numbers(lse + here, places, targets)[:, None]
-        is_there = places[:, None] < targets
+        size = tl.sum(o.to(tl.float32) * o.to(tl.float32), 1)[None, :]
+        by_key = numbers(x + here, places, targets)[None, :]
+        by_query = numbers(y + here, places, targets)[None, :]
+        along = numbers(of_total + here, places, targets)[None, :]
+        waits = numbers(waiting + here, places, targets)[None, :]
+        top = numbers(lse + here, places, targets)[None, :]
+        is_there = places[None, :] < targets
+        # Sources are rows: what is summed over targets then needs no turning.
         p, gs, gt, hw, hu = pairs(
-            queries, g, o, size, top, waits, along, by_key, by_query, keys, values, sizes,
-            of_key, distance, spread, is_there, scale,
+            tl.dot(keys, tl.trans(queries)), tl.dot(values, tl.trans(g)),
+            tl.dot(values, tl.trans(o)), size, sizes,
+            top, waits, along, by_key, by_query, of_key, distance, spread, is_there, scale,
         )  # fmt: skip
-        along_a += tl.sum(gt * by_key, 0)
-        along_b += tl.sum(gt * by_query, 0)
-        along_c += tl.sum(hu, 0)
-        along_k = tl.dot(tl.trans(gs.to(kind)), queries, along_k)
-        along_v = tl.dot(tl.trans(p.to(kind)), g, along_v)
+        along_a += tl.sum(gt * by_key, 1)
+        along_b += tl.sum(gt * by_query, 1)
+        along_c += tl.sum(hu, 1)
+        along_k = tl.dot(gs.to(kind), queries, along_k)
+        along_v = tl.dot(p.to(kind), g, along_v)
         hw = (-2.0 * hw).to(kind)
-        weight += tl.sum(hw.to(tl.float32), 0)
-        along_v = tl.dot(tl.trans(hw), o, along_v)
+        weight += tl.sum(hw.to(tl.float32), 1)
+        along_v = tl.dot(hw, o, along_v)
     along_v -= values.to(tl.float32) * weight[:, None]
     at = batch * sources * step + h * D
     keep(grad_k + at, along_k * scale, rows, step, columns, sources)
