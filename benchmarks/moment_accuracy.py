@@ -8,11 +8,13 @@
         --epochs 2 --width 16 --samples 1000 --images 128   # half an hour of one core
     python benchmarks/moment_accuracy.py --networks cifar_resnet --data digits --epochs 15
         (with --out results/vdp/moment_accuracy_digits.json)
+    python benchmarks/moment_accuracy.py --networks mlp --by pooled --rules exact,pooled
 
-A mean-field posterior is trained, then the standard deviation of every output (logit) of test
-images is found by one pass of moments, by the exact rules, the first-order ones and those that
-carry what positions share, by linearising the network, and over sampled weights. Factors are
-fitted to training images, ratios taken on test images. "rank" is the rank correlation of the
+A posterior is trained, mean-field by draws of weights or by moments with a variance for each unit
+(`--by`), then the standard deviation of every output (logit) of test images is found by one pass
+of moments, by the exact rules, the first-order ones, those that carry what positions share and the
+pooled ones, by linearising the network, and over sampled weights. Factors are fitted to training
+images, ratios taken on test images. "rank" is the rank correlation of the
 uncertainty of an image: the mean standard deviation of its outputs, the entropy of its class
 probabilities, and its mutual information with the weights.
 """
@@ -23,6 +25,7 @@ import argparse
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +38,19 @@ from bayesify.conversion.convert import require_record
 from bayesify.conversion.scope import forward_by
 from bayesify.data import loader
 from bayesify.moments import moment_rules
-from bayesify.moments.rule_table import Rules
+from bayesify.moments.rule_table import RULES
 
-RULES: tuple[Rules, ...] = ("exact", "taylor", "shared")
 OPTIONS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": (300, 100)},
     "cifar_resnet": {"depth": 8, "width": 8},
     "vit_small": {"patch_size": 8},
+    # For digits of 8x8.
+    "vit_mini": {"patch_size": 2, "width": 64},
+}
+METHODS: dict[str, bf.Method] = {
+    "mean_field": bf.MeanField(prior_std=0.1),
+    "exact": bf.MomentPropagation(prior_std=0.1, scale="out"),
+    "pooled": bf.MomentPropagation(prior_std=0.1, scale="out", rules="pooled"),
 }
 
 
@@ -54,6 +63,7 @@ def trained(
     beta: float = 0.1,
     learning_rate: float = 1e-3,
     width: int | None = None,
+    by: str = "mean_field",
 ) -> nn.Module:
     torch.manual_seed(0)
     options = {**OPTIONS.get(name, {})}
@@ -63,7 +73,7 @@ def trained(
         options["width"] = width
     if name.startswith("vit"):
         options["image_size"] = data.input_shape[-1]
-    model = bf.convert(bf.build_model(name, **options), bf.MeanField(prior_std=0.1))
+    model = bf.convert(bf.build_model(name, **options), METHODS[by])
     train = loader(data.train, 128, shuffle=True)
     bf.fit(
         model,
@@ -144,6 +154,7 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.1, help="weight of the KL")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--width", type=int, help="of the network, where it takes one")
+    parser.add_argument("--by", default="mean_field", choices=METHODS, help="how it is trained")
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--rules", default=",".join(RULES), help="which, beside the linearised")
@@ -156,7 +167,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     accuracies: dict[str, float] = {}
     for name in wanted.networks.split(","):
-        options = {"learning_rate": wanted.learning_rate, "width": wanted.width}
+        options = {"learning_rate": wanted.learning_rate, "width": wanted.width, "by": wanted.by}
         model = trained(name, data, device, epochs=wanted.epochs, beta=wanted.beta, **options)
         accuracies[name] = accuracy(model, data, device)
         images = test.to(device)
@@ -165,8 +176,12 @@ def main() -> None:
         each_way = itertools.product(wanted.rules.split(","), (False, True))
         for rules, is_corrected in [*each_way, (None, False)]:
             by = "linearised" if rules is None else "moments"
+            record = require_record(model)
+            if isinstance(record.method, bf.MomentPropagation):
+                # It would take its own.
+                record.method = replace(record.method, rules=rules or "exact")
             if not is_corrected:
-                require_record(model).moment_factors = None
+                record.moment_factors = None
             with moment_rules(rules or "exact"):
                 if is_corrected:
                     bf.correct_moments(model, fitting.to(device), num_samples=400)
@@ -180,6 +195,7 @@ def main() -> None:
     report = {
         "provenance": provenance(__file__),
         "samples": wanted.samples,
+        "trained_by": wanted.by,
         "accuracy": accuracies,
         "rows": rows,
     }

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import bayesify as bf
+from bayesify.conversion.scope import forward_by
 from bayesify.exporting import ExportError, Runtime, export, read_manifest
-from bayesify.moments import MissingRuleError
+from bayesify.moments import MissingRuleError, moment_rules
 
 OF_CLASSES = ("probs", "entropy", "expected_entropy", "mutual_information")
 # Rounding of float32 in sums over 256 points and in entropies of up to log C.
@@ -328,3 +329,22 @@ def test_rules_that_carry_what_positions_share_go_to_a_file(tmp_path):
     assert bf.read_manifest(path)["rules"] == "shared"
     bf.export(model, path, **options)
     assert (shared > 1.5 * bf.Runtime(path)(x.numpy())["variance"]).all()
+
+
+def test_pooled_rules_go_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("bayesify.moments.pooled_rules.FEWEST", 1)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GELU(), nn.Conv2d(4, 6, 3, stride=2), nn.Flatten(),
+        nn.Linear(150, 40), nn.ReLU(), nn.Linear(40, 3),
+    )  # fmt: skip
+    model = bf.convert(net, bf.MeanField(initial_std=0.1)).eval()
+    x, path = torch.randn(3, 1, 12, 12), tmp_path / "model.onnx"
+    bf.export(model, path, example_inputs=x, rules="pooled", likelihood="classification")
+    found = bf.Runtime(path)(x.numpy())["variance"]
+    assert bf.read_manifest(path)["rules"] == "pooled"
+    with torch.no_grad(), forward_by(model, "moments"), moment_rules("pooled"):
+        expected = model(x).variance
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-3, atol=1e-5)
+    with torch.no_grad(), forward_by(model, "moments"):
+        assert not torch.allclose(model(x).variance, expected, rtol=1e-2)

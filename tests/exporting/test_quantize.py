@@ -135,7 +135,7 @@ REFUSED = {
     "pt2": ("m.pt2", {"quantize": "int8"}, "needs an .onnx file"),
     "name": ("m.onnx", {"quantize": "int4"}, "must be 'int8' or None, got 'int4'"),
     "samples": ("m.onnx", {"quantize": "int8", "what": "samples"}, "drawn at every call"),
-    "rules": ("m.onnx", {"rules": "second"}, "'taylor' or 'shared', got 'second'"),
+    "rules": ("m.onnx", {"rules": "second"}, "'shared' or 'pooled', got 'second'"),
     "rules of a mean": ("m.onnx", {"rules": "taylor", "what": "mean"}, "rules of moments"),
 }
 

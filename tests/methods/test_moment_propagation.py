@@ -81,7 +81,7 @@ def test_the_nll_of_classes_is_the_average_over_drawn_weights() -> None:
 
 
 @pytest.mark.parametrize("scale", ["weight", "out"])
-@pytest.mark.parametrize("rules", ["exact", "taylor"])
+@pytest.mark.parametrize("rules", ["exact", "taylor", "pooled"])
 def test_it_learns_and_is_read_by_moments(rules: str, scale: str) -> None:
     method = bf.MomentPropagation(0.5, rules=rules, scale=scale)
     model = bf.convert(network(), method)
@@ -158,7 +158,7 @@ def test_rules_of_the_method_are_put_back() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="rules must be one of 'exact', 'taylor', 'shared', got 'best'"
+        ValueError, match="rules must be one of 'exact', 'taylor', 'shared', 'pooled', got 'best'"
     ):
         bf.MomentPropagation(rules="best")
     with pytest.raises(ValueError, match="num_logits must be a whole number >= 1, got 0"):

@@ -67,13 +67,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("rules", ["exact", "pooled"])
 @pytest.mark.parametrize(("build", "shape"), CASES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_model_is_one_graph_with_the_same_numbers(build, shape):
+def test_compiled_model_is_one_graph_with_the_same_numbers(build, shape, rules):
     model = build().eval()
     x = normal_moments(*shape, dtype=torch.float32)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
+    with torch.no_grad(), moment_rules(rules):
         eager, result = model(x), compiled(x)
     torch.testing.assert_close(result.expected, eager.expected)
     torch.testing.assert_close(result.variance, eager.variance)

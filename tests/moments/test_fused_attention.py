@@ -114,7 +114,7 @@ def test_parts_hold_every_target_of_every_head_once_and_have_room(heads, targets
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with a GPU")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("what", ["attention", "gelu"])
+@pytest.mark.parametrize("what", ["attention", "gelu", "pooled_attention"])
 def test_interpreted_kernels_agree_with_the_open_form(what):
     script = Path(__file__).with_name(f"interpreted_{what}.py")
     # Triton asks for numpy's warnings and its own settings, which are none of ours.

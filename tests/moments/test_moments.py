@@ -123,7 +123,7 @@ def test_rules_are_chosen_for_a_block_and_restored():
     with pytest.raises(MissingRuleError), moment_rules("taylor"):
         torch.logit(normal_moments(1))
     assert current_rules() == "exact"
-    with pytest.raises(ValueError, match="'taylor' or 'shared', got 'second'"):
+    with pytest.raises(ValueError, match="'shared' or 'pooled', got 'second'"):
         moment_rules("second")  # pyright: ignore[reportArgumentType]
 
 

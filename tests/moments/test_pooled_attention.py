@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bayesify.moments import Moments, moment_rules
+from bayesify.moments import Moments, moment_rules, pooled_rules
 from bayesify.moments.attention_rules import attend
 from moments.sampling import normal_moments
 
@@ -152,3 +152,61 @@ def test_layers_of_torch_take_it():
             found = layer(x)
     torch.testing.assert_close(found.expected, truth.expected, rtol=1e-3, atol=1e-3)
     assert (found.variance.mean(-1) / truth.variance.mean(-1)).log().abs().max() < 0.1
+
+
+def by_the_formulas(query, key, value, dropout, scale):
+    """Return the variance of each target, one pair of tokens after the other."""
+    (q, vq), (k, vk), (v, vv) = (each.pair() for each in (query, key, value))
+    size, found = q.shape[-1], torch.zeros(q.shape[0], dtype=q.dtype)
+    middle = k.mean(0)
+    for i in range(len(q)):
+        p = torch.softmax(q[i] @ k.T * scale, 0)
+        o = p @ v
+        for j in range(len(k)):
+            by_key = (q[i].square().sum() + size * vq[i].mean()) * vk[j].mean()
+            t = scale**2 * (by_key + vq[i].mean() * (k[j] - middle).square().sum())
+            u = p[j] ** 2 * (1 + (1 - p[j]) * t)
+            found[i] += u * vv[j].mean() + p[j] ** 2 * t * (v[j] - o).square().mean()
+            found[i] += dropout / (1 - dropout) * u * (vv[j] + v[j].square()).mean()
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_it_is_what_the_formulas_say(dropout):
+    query, key, value = normal_moments(3, 4), normal_moments(5, 4), normal_moments(5, 4)
+    found = pooled(query, key, value, dropout=dropout).variance
+    truth = by_the_formulas(query, key, value, dropout, 0.5)
+    torch.testing.assert_close(found, truth[:, None].expand(3, 4))
+
+
+def test_a_large_number_hides_as_infinity_does():
+    parts = [even(1, 5, 6, variance=0.3) for _ in range(3)]
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    found = [
+        pooled(*parts, torch.zeros(5, 5, dtype=torch.float64).masked_fill(hidden, least)).variance
+        for least in (-torch.inf, torch.finfo(torch.float64).min, -1e4)
+    ]
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_its_variance_has_a_view_in_every_shape():
+    tokens = torch.randn(2, 3, 5, 4)
+    with moment_rules("pooled"):
+        found = F.scaled_dot_product_attention(*(Moments(tokens, 0.1) for _ in range(3)))
+    assert found.view(2, 3, 20).variance.shape == (2, 3, 20)
+    assert found.view_as(torch.empty(6, 20)).variance.shape == (6, 20)
+
+
+def test_projections_of_torch_are_pooled_too(monkeypatch):
+    monkeypatch.setattr(pooled_rules, "FEWEST", 1)
+    seen = []
+    before = pooled_rules._pooled
+    monkeypatch.setattr(
+        pooled_rules, "_pooled", lambda *args: seen.append(args[1].shape) or before(*args)
+    )
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    x = normal_moments(2, 5, 8)
+    with torch.no_grad(), moment_rules("pooled"):
+        layer(x, x, x, need_weights=False)
+    assert seen == [(8, 8)] * 4

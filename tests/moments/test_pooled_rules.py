@@ -10,10 +10,30 @@ from torch import nn
 
 import bayesify as bf
 from bayesify.conversion.scope import forward_by
-from bayesify.moments import Moments, moment_rules
+from bayesify.moments import Moments, moment_rules, pooled_rules
 from moments.sampling import assert_like_sampling, normal_moments
 
 KINDS = ["none", "unit", "weight"]
+
+
+@pytest.fixture(autouse=True)
+def _narrow_layers_too(monkeypatch):
+    monkeypatch.setattr(pooled_rules, "FEWEST", 1)
+
+
+def test_narrow_layers_are_by_exact_rules(monkeypatch):
+    monkeypatch.setattr(pooled_rules, "FEWEST", 5)
+    for operation, x, shape, is_exact in (
+        (F.linear, normal_moments(2, 5), (5, 5), False),
+        (F.linear, normal_moments(2, 5), (4, 5), True),
+        (F.linear, normal_moments(2, 4), (5, 4), True),
+        (F.conv1d, normal_moments(2, 5, 6), (5, 5, 3), False),
+        (F.conv1d, normal_moments(2, 4, 6), (5, 4, 3), True),
+        (F.conv1d, normal_moments(2, 5, 6), (4, 5, 3), True),
+    ):
+        weight = normal_moments(*shape)
+        exact, pooled = (by(rules, operation, x, weight).variance for rules in ("exact", "pooled"))
+        assert torch.allclose(exact, pooled, rtol=1e-6) == is_exact
 
 
 def by(rules, function, *args, **kwargs):
@@ -124,9 +144,7 @@ def wide_network():
     torch.manual_seed(0)
     sizes = (300, 400, 400, 400, 10)
     layers = [
-        part
-        for size, after in pairwise(sizes)
-        for part in (nn.Linear(size, after), nn.GELU())
+        part for size, after in pairwise(sizes) for part in (nn.Linear(size, after), nn.GELU())
     ]
     net = nn.Sequential(*layers[:-1])
     return bf.convert(net, bf.MomentPropagation(rules="pooled", initial_std=0.02)).eval()
@@ -211,3 +229,35 @@ def test_models_of_the_project_run_and_are_near_exact_rules(name, scale):
         exact, pooled = (by(rules, model, images) for rules in ("exact", "pooled"))
     torch.testing.assert_close(pooled.expected, exact.expected, rtol=0.02, atol=0.02)
     assert (pooled.variance.sum(1) / exact.variance.sum(1)).log().abs().max() < 0.15
+
+
+def half(x):
+    if not isinstance(x, Moments):
+        return x.bfloat16()
+    spread = x.variance if x.shared_variance is None else x.shared_variance
+    return Moments(x.expected.bfloat16(), spread)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("taps", [3, 7])
+def test_convolutions_of_half_precision_are_near_full(kind, taps):
+    x, weight = normal_moments(2, 3, 12, 12), random_weight(kind, 4, 3, taps, taps)
+    halves = [half(each) for each in (x, weight)]
+    exact = by("pooled", F.conv2d, x, weight, padding=1)
+    found = by("pooled", F.conv2d, *halves, padding=1)
+    torch.testing.assert_close(found.variance.double(), exact.variance, rtol=0.03, atol=0.0)
+
+
+def test_small_and_large_variances_of_float16_survive_large_kernels():
+    kernel = torch.randn(4, 3, 7, 7)
+    for size in (1e-8, 1e5):
+        x = Moments(torch.zeros(1, 3, 9, 9), size)
+        exact = by("exact", F.conv2d, x, kernel)
+        with torch.autocast("cpu", torch.float16):
+            found = by("pooled", F.conv2d, x, kernel)
+        torch.testing.assert_close(found.variance, exact.variance, rtol=1e-3, atol=0.0)
+
+
+def test_one_unit_without_a_dimension_is_by_exact_rules():
+    x, weight = normal_moments(4, 5), torch.randn(5, dtype=torch.float64)
+    assert by("pooled", F.linear, x, weight).variance.shape == (4,)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bayesify.moments import Moments
-from bayesify.moments.products import squares, sum_of_variances
+from bayesify.moments.products import squares, sum_of_outer, sum_of_variances
 
 # Five roundings to bfloat16, of 2^-9 each: of what is multiplied, and of the product.
 TOLERANCE = 5 * 2.0**-9
@@ -55,6 +55,25 @@ def test_sum_of_bfloat16_variances_has_the_gradients_of_the_open_form(product, s
     for ours, true in zip(*found, strict=True):
         torch.testing.assert_close(ours.double(), true, rtol=TOLERANCE, atol=0.0)
     assert [each.dtype for each in found[0][2:]] == [torch.float32] * len(found[0][2:])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("has_added", [True, False])
+def test_sum_of_outer_products_has_the_gradients_of_the_open_form(number, has_added):
+    torch.manual_seed(0)
+    places = [torch.rand(4, 6, 1) for _ in range(number)]
+    units = [torch.rand(9) for _ in range(number)]
+    parts = [*places, *units, *([torch.rand(9)] if has_added else [])]
+    weight, found = torch.rand(4, 6, 9), []
+    for kind, dtype in ((torch.float32, torch.bfloat16), (torch.float64, torch.float64)):
+        given = [each.clone().to(kind).requires_grad_() for each in parts]
+        added = given[-1] if has_added else None
+        total = sum_of_outer(given[:number], given[number : 2 * number], added, dtype)
+        assert total.dtype == dtype
+        (total * weight).sum().backward()
+        found.append([total.detach(), *(each.grad for each in given)])
+    for ours, true in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), true, rtol=TOLERANCE, atol=0.0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how dynamo calls a Function

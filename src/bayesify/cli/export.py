@@ -47,8 +47,8 @@ def export(
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Rules of moments: exact; taylor, faster and less faithful; or shared, which "
-            "carries what positions of an image share."
+            help="Rules of moments: exact; taylor, faster and less faithful; shared, which "
+            "carries what positions of an image share; or pooled, the fastest."
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Store weights in eight bits.")] = False,

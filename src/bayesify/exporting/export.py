@@ -76,8 +76,9 @@ def export(  # noqa: PLR0913 - each is one choice about the file
         num_samples: Draws that a file of samples averages; the graph grows with them.
         likelihood: What outputs mean, where `fit` did not settle it.
         rules: How moments pass each operation: "exact"; "taylor" to first order, which is faster
-            and less faithful; "shared", which carries what the positions of an image share; None
-            for the rules of the model's method.
+            and less faithful; "shared", which carries what the positions of an image share;
+            "pooled", by which a layer sees the variances of its inputs as one sum; None for the
+            rules of the model's method.
         quantize: "int8" to store the weights of an .onnx file in eight bits, a quarter of their
             size, and compute products of linear layers in integers. Outputs may then differ from
             torch's by a tenth of their scale, where else a ten-thousandth is allowed.

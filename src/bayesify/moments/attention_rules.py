@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bayesify.moments.dropout_rules import drop
 from bayesify.moments.fused_attention import can_fuse, fused_attention
-from bayesify.moments.linear_rules import affine, matmul
+from bayesify.moments.linear_rules import matmul
 from bayesify.moments.moments import Moments, as_moments, rule
 from bayesify.moments.open_attention import attend_openly
 from bayesify.moments.pooled_attention import attend_pooled
@@ -144,7 +144,7 @@ def _multi_head_attention(  # noqa: PLR0913 (torch's own signature)
         matrices = in_proj_weight.chunk(3)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
     projected = [
-        affine(F.linear, *parts)
+        as_moments(F.linear(*parts))
         for parts in zip((query, key, value), matrices, biases, strict=True)
     ]
     queries, keys, values = (_heads(item, num_heads) for item in projected)
@@ -161,7 +161,7 @@ def _multi_head_attention(  # noqa: PLR0913 (torch's own signature)
     scale = queries.shape[-1] ** -0.5
     seen = attend(queries, keys, values, mask, rate, scale)
     tokens = seen.permute(2, 0, 1, 3).flatten(2)
-    output = affine(F.linear, tokens, out_proj_weight, out_proj_bias)
+    output: Any = F.linear(tokens, out_proj_weight, out_proj_bias)  # pyright: ignore[reportArgumentType]
     weights = attention_weights(queries, keys, mask, rate, scale) if need_weights else None
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)

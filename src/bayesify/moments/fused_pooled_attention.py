@@ -24,9 +24,9 @@ from bayesify.moments.pooled_sums import attended_and_total
 
 # The fastest of some on an H200, with 197 tokens of 64 features (`benchmarks/attention_gpu.py`).
 TILES = {
-    "forward": Tiles(64, 32, 4, 2),
-    "of_targets": Tiles(64, 32, 4, 1),
-    "of_sources": Tiles(64, 32, 4, 2),
+    "forward": Tiles(64, 32, 4, 1),
+    "of_targets": Tiles(64, 32, 4, 3),
+    "of_sources": Tiles(32, 64, 4, 3),
 }
 
 

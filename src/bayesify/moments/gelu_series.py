@@ -6,8 +6,8 @@ With g(z) = z Phi(z), z of mean m and variance v, and d_k the expected k-th deri
     Var[g] = sum_k v^k d_k^2 / k!
 
 all terms of which are positive. The first three leave out 0.03 % of the largest variance at
-v = 0.2, 0.6 % at v = 1 and 2 % of any that are larger. `coarse_gelu` has the whole, by far more
-operations: too many for kernels that also sum over units.
+v = 0.2, 0.6 % at v = 1 and 2 % at more. `coarse_gelu` has the whole, by far more operations: too
+many for kernels that also sum over units.
 
 A derivative along m takes d_k to d_(k+1), one along v takes it to half of d_(k+2).
 """

@@ -149,7 +149,8 @@ def _window_sums(
     if can_pool:
         return _POOLS[operation](channels, kernel, stride, padding) * math.prod(kernel)
     ones = torch.ones(groups, 1, *kernel, dtype=channels.dtype, device=channels.device)
-    return operation(channels, ones, None, stride, padding, dilation, groups)
+    with full_precision(channels):
+        return operation(channels, ones, None, stride, padding, dilation, groups)
 
 
 def _channel_dim(mean: Tensor, weight: Tensor) -> int:

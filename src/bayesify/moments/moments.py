@@ -256,7 +256,7 @@ def rule(*functions: Any, form: Rules = "exact") -> Callable[[Registered], Regis
     """Return a decorator that files a rule under the torch functions it answers.
 
     The rule is called with the function's own arguments, at least one of them a `Moments`. The
-    "exact" form serves both choices where no "taylor" form is filed. Functions that are methods
+    "exact" form serves every choice that has no form of its own. Functions that are methods
     of `torch.Tensor` become methods of `Moments`; in-place partners (`relu_` of `relu`) are filed
     with them.
     """

@@ -65,12 +65,13 @@ def attention_shares(
     if mask is None:
         return torch.softmax(scores.to(precise_dtype(scores.dtype)), -1), None
     scores = scores + mask
-    seen = ~scores.isneginf()
     # A target that sees nothing gets 0, as in torch, and not the nothing of a softmax of none.
-    hidden = ~seen.any(-1, keepdim=True)
+    hidden = scores.isneginf().all(-1, keepdim=True)
     scores = scores.masked_fill(hidden, 0.0)
     p = torch.softmax(scores.to(precise_dtype(scores.dtype)), -1)
-    return p.masked_fill(hidden, 0.0), seen
+    p = p.masked_fill(hidden, 0.0)
+    # By weights, not by -inf: many masks are large numbers instead.
+    return p, p > 0
 
 
 def _sum_of_positives(left: Tensor, right: Tensor, mean: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ mean of the keys that a target sees, and bars for means over features,
     u_ij = p_ij^2 [1 + (1 - p_ij) t_ij]                                E[p_ij^2]
     variance_i = sum_j u_ij vv_j + 1/D sum_j p_ij^2 t_ij |v_j - o_i|^2
 
-for variances vq, vk and vv of queries, keys and values. u is that of the exact rule
-(`open_attention`) where the weights of a target are equal, and where one has them all. Each is a
-sum over sources of numbers of a source: beside the scores and the mean there is one product more,
-of p^2 t and the values, where the exact rule takes ten.
+for variances vq, vk and vv of queries, keys and values. Of the exact rule (`open_attention`) u
+has what keys add where the weights of a target are equal and so are the keys' variances, and all
+where one source has all of the weight. Each is a sum over sources of numbers of a source: in the
+kernels there is one product beside the scores and the mean, of p^2 t and the values, where exact
+rules take ten more.
 """
 
 from __future__ import annotations

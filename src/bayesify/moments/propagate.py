@@ -23,7 +23,8 @@ def propagate(model: Callable[..., Any], inputs: Any, rules: Rules = "exact", **
         model: A module, or any function of tensors.
         inputs: A tensor or moments; a tuple or list of positional arguments; or a mapping of
             keyword arguments.
-        rules: "exact" moments of each operation, or the first-order "taylor" ones.
+        rules: "exact" moments of each operation, the first-order "taylor" ones, or others that
+            `moment_rules` names.
         kwargs: Further keyword arguments of the model, such as masks, which go in unchanged.
 
     Returns:

@@ -17,7 +17,7 @@ from bayesify.moments.moments import Moments, as_moments, mean_of, rule, varianc
 
 # Each entry of the result is an entry of the input, or a sum of some of them.
 _SAME_FOR_BOTH = (
-    ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze"),
+    ("reshape", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze"),
     ("permute", "transpose", "t", "adjoint", "movedim", "moveaxis", "swapaxes", "swapdims"),
     ("expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"),
     ("narrow", "select", "index_select", "gather", "take_along_dim", "__getitem__", "unfold"),
@@ -28,14 +28,20 @@ _SAME_FOR_BOTH_FUNCTIONAL = (F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuff
 _SEVERAL = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
 
-def same_for_both(function: Any) -> Any:
-    """Return the rule that applies a function to the mean and to the variance alike."""
+def same_for_both(function: Any, of_variance: Any = None) -> Any:
+    """Return the rule that applies a function to the mean and to the variance alike.
+
+    Args:
+        function: What is applied to the mean.
+        of_variance: What gives the same of the variance, where that is another function.
+    """
+    of_variance = of_variance or function
 
     def implementation(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         # `view_as` and its like take moments as a second argument too, for their shape.
         args = tuple(map(mean_of, args))
         variance = variance_of(x)
-        moved = None if variance is None else function(variance, *args, **kwargs)
+        moved = None if variance is None else of_variance(variance, *args, **kwargs)
         return Moments(function(mean_of(x), *args, **kwargs), moved)
 
     return implementation
@@ -71,6 +77,9 @@ def _by_name(name: str) -> Any:
 
 _register(chain(*_SAME_FOR_BOTH), same_for_both)
 _register(_SEVERAL, _several)
+# A variance may be a smaller tensor, expanded, of which there is no view in every shape.
+rule(Tensor.view)(same_for_both(_by_name("view"), _by_name("reshape")))
+rule(Tensor.view_as)(same_for_both(_by_name("view_as"), _by_name("reshape_as")))
 for _function in (*_SAME_FOR_BOTH_FUNCTIONAL, F.unfold, F.fold):
     rule(_function)(same_for_both(_function))
 
