@@ -7,6 +7,7 @@ Second derivatives, and those of `torch.func` or forward mode, are left to the o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from bayesify.moments.bfloat16_kernels import HAS_TRITON, has_bfloat16
 from bayesify.moments.moments import Moments
 from bayesify.moments.open_attention import attend_openly
-from bayesify.moments.own_derivatives import has_no_other_derivatives
+from bayesify.moments.own_derivatives import gradients_openly, has_no_other_derivatives
 
 FEATURES = (16, 32, 64, 128)
 DEVICES, TYPES = ("cuda",), (torch.bfloat16,)
@@ -119,25 +120,12 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(ctx: Any, of_mean: Tensor, of_variance: Tensor, *_: Any) -> tuple[Any, ...]:
     tensors = list(ctx.saved_tensors)
     given = (of_mean, of_variance)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Gradients that have gradients. Of views: queries may be keys, and values too.
-        views = [each.view_as(each) for each in tensors[:6]]
-        return *_gradients_openly(views, given, ctx.scale, create_graph=True), None
-    if not has_bfloat16(of_mean.device):
-        leaves = [each.detach().requires_grad_() for each in tensors[:6]]
-        return *_gradients_openly(leaves, given, ctx.scale, create_graph=False), None
+    is_again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if is_again or not has_bfloat16(of_mean.device):
+        call = partial(_openly, scale=ctx.scale)
+        return *gradients_openly(call, tensors[:6], given, create_graph=is_again), None
     grads = _attention_backward(tensors[:6], tensors[6:], *given, ctx.scale)
     return (*grads, None)
-
-
-def _gradients_openly(
-    tensors: list[Tensor], given: tuple[Tensor, Tensor], scale: float, *, create_graph: bool
-) -> list[Tensor | None]:
-    wanted = [each for each in tensors if each.requires_grad]
-    with torch.enable_grad():
-        results = _openly(tensors, scale)
-    found = iter(torch.autograd.grad(results, wanted, given, create_graph=create_graph))
-    return [next(found) if each.requires_grad else None for each in tensors]
 
 
 def _openly(tensors: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Second derivatives, and those of `torch.func` or forward mode, are left to torch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bayesify.moments.fused_attention import (
     has_much_shared_memory,
     tokens_like,
 )
+from bayesify.moments.own_derivatives import gradients_openly
 from bayesify.moments.pooled_sums import attended_and_total
 
 # The fastest of some on an H200, with 197 tokens of 64 features (`benchmarks/attention_gpu.py`).
@@ -85,28 +87,18 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _backward(ctx: Any, of_mean: Tensor, of_total: Tensor, *_: Any) -> tuple[Any, ...]:
     inputs, saved = list(ctx.saved_tensors[:8]), list(ctx.saved_tensors[8:])
-    given = (of_mean, of_total)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # Gradients that have gradients. Of views: queries may be keys, and values too.
-        views = [each.view_as(each) for each in inputs]
-        grads = _gradients_openly(views, given, ctx.scale, create_graph=True)
-    elif not has_bfloat16(of_mean.device):
-        leaves = [each.detach().requires_grad_() for each in inputs]
-        grads = _gradients_openly(leaves, given, ctx.scale, create_graph=False)
+    is_again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if is_again or not has_bfloat16(of_mean.device):
+        call = partial(_openly, scale=ctx.scale)
+        grads = gradients_openly(call, inputs, (of_mean, of_total), create_graph=is_again)
     else:
         grads = _sums_backward(inputs, saved, of_mean, of_total.contiguous(), ctx.scale)
     return *grads[:3], grads[3:], None
 
 
-def _gradients_openly(
-    tensors: list[Tensor], given: tuple[Tensor, Tensor], scale: float, *, create_graph: bool
-) -> list[Tensor | None]:
-    wanted = [each for each in tensors if each.requires_grad]
-    with torch.enable_grad():
-        q, k, v, *numbers = tensors
-        results = attended_and_total(q, k, v, numbers, scale)
-    found = iter(torch.autograd.grad(results, wanted, given, create_graph=create_graph))
-    return [next(found) if each.requires_grad else None for each in tensors]
+def _openly(tensors: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    q, k, v, *numbers = tensors
+    return attended_and_total(q, k, v, numbers, scale)
 
 
 _sums.register_autograd(_backward, setup_context=_keep_for_backward)

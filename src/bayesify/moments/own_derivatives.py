@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
@@ -31,3 +33,30 @@ def of_type(result: Tensor, dtype: torch.dtype) -> Tensor:
     has no gradient.
     """
     return result if result.dtype == dtype else result.to(dtype)
+
+
+def gradients_openly(
+    call: Callable[[list[Tensor]], Sequence[Tensor]],
+    tensors: list[Tensor],
+    given: Sequence[Tensor],
+    *,
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Return the gradients of what a function of tensors gives, by torch's own operations.
+
+    Args:
+        call: The function.
+        tensors: What it takes; None is returned for those that need no gradient.
+        given: The gradients of its results.
+        create_graph: Whether the gradients are to have gradients.
+    """
+    if create_graph:
+        # Of views: one tensor may be given in several places.
+        tensors = [each.view_as(each) for each in tensors]
+    else:
+        tensors = [each.detach().requires_grad_() for each in tensors]
+    wanted = [each for each in tensors if each.requires_grad]
+    with torch.enable_grad():
+        results = call(tensors)
+    found = iter(torch.autograd.grad(results, wanted, given, create_graph=create_graph))
+    return [next(found) if each.requires_grad else None for each in tensors]
