@@ -146,8 +146,7 @@ def _prelu(x: Any, weight: Any) -> Moments:
 
 
 @rule(F.gelu)
-def gelu(x: Moments, approximate: str = "none") -> Moments:
-    """Return the GELU of x."""
+def _gelu(x: Moments, approximate: str = "none") -> Moments:
     return (_TANH_GELU if approximate == "tanh" else _GELU).apply(x)
 
 

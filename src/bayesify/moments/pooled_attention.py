@@ -2,17 +2,17 @@
 
 Scores do not change where queries and keys of a head are turned together, and no sum over its
 features does either. With these alone, D features, s the scale, p the weights, o = p v, k' the
-mean of the keys that a target sees, and bars for means over features,
+mean of the keys that a target sees, and vq, vk and vv the variances of queries, keys and values,
+each the mean over features,
 
     t_ij = s^2 [(|q_i|^2 + D vq_i) vk_j + vq_i |k_j - k'|^2]           variance of a score
     u_ij = p_ij^2 [1 + (1 - p_ij) t_ij]                                E[p_ij^2]
     variance_i = sum_j u_ij vv_j + 1/D sum_j p_ij^2 t_ij |v_j - o_i|^2
 
-for variances vq, vk and vv of queries, keys and values. Of the exact rule (`open_attention`) u
-has what keys add where the weights of a target are equal and so are the keys' variances, and all
-where one source has all of the weight. Each is a sum over sources of numbers of a source: in the
-kernels there is one product beside the scores and the mean, of p^2 t and the values, where exact
-rules take ten more.
+Of the exact rule (`open_attention`) u has what keys add where the weights of a target are equal
+and so are the keys' variances, and all where one source has all of the weight. Each is a sum over
+sources of numbers of a source: in the kernels there is one product beside the scores and the mean,
+of p^2 t and the values, where exact rules take ten more.
 """
 
 from __future__ import annotations

@@ -82,18 +82,18 @@ def forward(
         t += by_query * numbers(b + there, places, sources)[None, :]
         spread = numbers(c + there, places, sources)[None, :]
         w = e * e * t
-        fourth = less * less
-        plain = plain * fourth + tl.sum((e * e + w) * spread, 1)
-        third = third * (fourth * less) + tl.sum(e * w * spread, 1)
+        less_squared = less * less
+        plain = plain * less_squared + tl.sum((e * e + w) * spread, 1)
+        third = third * (less_squared * less) + tl.sum(e * w * spread, 1)
         e = e.to(kind)
         mass = mass * less + tl.sum(e.to(tl.float32), 1)
         o = tl.dot(e, values, o * less[:, None])
         w = w.to(kind)
         wide = w.to(tl.float32)
         sizes = tl.sum(values.to(tl.float32) * values.to(tl.float32), 1)
-        weight = weight * fourth + tl.sum(wide, 1)
-        square = square * fourth + tl.sum(wide * sizes[None, :], 1)
-        first = tl.dot(w, values, first * fourth[:, None])
+        weight = weight * less_squared + tl.sum(wide, 1)
+        square = square * less_squared + tl.sum(wide * sizes[None, :], 1)
+        first = tl.dot(w, values, first * less_squared[:, None])
         most = now
     per_mass = 1.0 / mass
     per_square = per_mass * per_mass
@@ -195,9 +195,9 @@ def of_targets(
         distance = numbers(b + there, places, sources)[None, :]
         spread = numbers(c + there, places, sources)[None, :]
         is_there = places[None, :] < sources
-        products = tl.trans(values)
+        turned = tl.trans(values)
         _, gs, gt, _, _ = pairs(
-            tl.dot(queries, tl.trans(keys)), tl.dot(g, products), tl.dot(o, products), size, sizes,
+            tl.dot(queries, tl.trans(keys)), tl.dot(g, turned), tl.dot(o, turned), size, sizes,
             top, waits, along, by_key, by_query, of_key, distance, spread, is_there, scale,
         )  # fmt: skip
         along_x += tl.sum(gt * of_key, 1)
