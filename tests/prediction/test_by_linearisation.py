@@ -5,7 +5,7 @@ from torch import nn
 
 import bayesify as bf
 from bayesify.conversion.posterior import posteriors
-from bayesify.prediction.by_linearisation import linearised_outputs
+from bayesify.prediction.by_linearisation import _Linearised, linearised_outputs
 
 
 def set_stds(model, std):
@@ -19,6 +19,9 @@ def set_stds(model, std):
 
 def predicted(model, x, **options):
     return bf.predict(model, x, likelihood=bf.GaussianRegression(1.0), **options)
+
+
+SMALL = bf.MeanField(initial_std=0.05)
 
 
 class Small(nn.Module):
@@ -222,3 +225,63 @@ def test_what_cannot_be_linearised_is_refused():
     maps = bf.convert(nn.Conv2d(2, 3, 1), bf.MeanField())
     with pytest.raises(ValueError, match=r"shape \(batch, classes\)"):
         bf.predict(maps, torch.randn(2, 2, 4, 4), by="linearised", likelihood="classification")
+
+
+def classes_of(model, x, **options):
+    return bf.predict(model, x, by="linearised", likelihood="classification", **options)
+
+
+def test_largest_logits_have_their_own_covariance_and_the_others_none():
+    model = set_stds(bf.convert(Small().double(), bf.MeanField(biases=True)), 0.1).eval()
+    x = torch.randn(9, 2, 6, 6, dtype=torch.float64)
+    found = classes_of(model, x, num_outputs=2)
+    assert found.made_by == "the linearised network of the 2 largest logits"
+    with torch.no_grad(), bf.mean_weights(model):
+        mean, covariance = linearised_outputs(model, x)
+    generator = torch.Generator().manual_seed(0)
+    for index in range(len(x)):
+        places = mean[index].topk(2).indices
+        root = torch.linalg.cholesky(covariance[index][places][:, places])
+        logits = mean[index].repeat(100_000, 1)
+        logits[:, places] += torch.randn(100_000, 2, generator=generator).double() @ root.T
+        probs = logits.softmax(1)
+        # 100,000 draws, and 256 points of a sequence that fills the space.
+        error = probs.std(0) / 100_000**0.5
+        assert ((found.probs[index] - probs.mean(0)).abs() < 5 * error + 2e-3).all()
+        ratio = found.variance[index] / probs.var(0)
+        assert (ratio.log().abs() < 0.1).all()
+
+
+@pytest.mark.parametrize("number", [4, 7])
+def test_as_many_logits_as_there_are_is_all_of_them(number):
+    model = set_stds(bf.convert(Small(), bf.MeanField()), 0.1).eval()
+    x = torch.randn(3, 2, 6, 6)
+    some, every = classes_of(model, x, num_outputs=number), classes_of(model, x)
+    torch.testing.assert_close(some.probs, every.probs)
+    torch.testing.assert_close(some.variance, every.variance)
+    assert some.made_by == every.made_by == "the linearised network"
+
+
+def test_largest_logits_take_less_memory():
+    model = bf.convert(nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 50)), SMALL)
+    example = torch.randn(1, 30)
+    with torch.no_grad(), bf.mean_weights(model):
+        every, few = (_Linearised(model, example, [], number) for number in (None, 3))
+    assert few.bytes_per_example < every.bytes_per_example / 10
+
+
+def test_no_example_has_largest_logits():
+    model = bf.convert(Small(), bf.MeanField()).eval()
+    found = classes_of(model, torch.randn(0, 2, 6, 6), num_outputs=2)
+    assert found.probs.shape == (0, 4)
+
+
+def test_a_number_of_logits_that_cannot_be_is_refused():
+    model = bf.convert(Small(), bf.MeanField()).eval()
+    x = torch.randn(3, 2, 6, 6)
+    with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
+        classes_of(model, x, num_outputs=0)
+    with pytest.raises(ValueError, match="num_outputs is an option of by='linearised'"):
+        bf.predict(model, x, likelihood="classification", num_outputs=2)
+    with pytest.raises(ValueError, match="num_outputs is a number of classes"):
+        predicted(model, x, by="linearised", num_outputs=2)

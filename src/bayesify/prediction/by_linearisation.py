@@ -4,7 +4,8 @@ At the mean weights f(x; w) is about f(x; m) + J(x) (w - m), so outputs of indep
 variance s have the covariance J diag(s) J'. Nothing is drawn, and nothing is taken as uncorrelated
 that is not: not positions that share a kernel, nor channels that share all the layers before them,
 which is what rules for means and variances (`moments`) leave out. The price is one derivative per
-output.
+output. Of many classes most are out of the question: the largest few logits can have theirs, and
+the others count as certain.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def predict_linearised(
     likelihood: Likelihood,
     made_by: str,
     memory_limit: int | None = None,
+    num_outputs: int | None = None,
 ) -> Predictive:
     """Predict a batch with a model whose weights are at their means now.
 
@@ -61,19 +63,34 @@ def predict_linearised(
         likelihood: What its outputs mean.
         made_by: How it is made, in words.
         memory_limit: Bytes that the derivatives of some examples may take together.
+        num_outputs: How many logits of each example have a derivative; None takes all.
     """
-    mean, covariances = linearised_outputs(model, inputs, memory_limit)
-    if isinstance(likelihood, Classification):
+    is_of_classes = isinstance(likelihood, Classification)
+    if num_outputs is not None and not is_of_classes:
+        raise ValueError(
+            f"num_outputs is a number of classes: with likelihood={likelihood.task!r} every output "
+            f"has a derivative, got num_outputs={num_outputs}; leave it out"
+        )
+    mean, covariances, places = _found(model, inputs, memory_limit, num_outputs)
+    if is_of_classes:
         if mean.ndim != 2 or likelihood.class_axis not in (None, 1, -1):
             raise ValueError(
                 f"by='linearised' reads classes off outputs of shape (batch, classes), got "
                 f"{tuple(mean.shape)}; take by='sample' or by='moments'"
             )
         root = _root(covariances)
-        # Points are (number, 1, classes): each example mixes them by a root of its own.
-        return of_logits(
-            mean, 1, lambda points: torch.einsum("pic,bkc->pbk", points, root), made_by
-        )
+        if places is not None:
+            made_by = f"{made_by} of the {places.shape[1]} largest logits"
+
+        def spread(points: Tensor) -> Tensor:
+            # Points are (number, 1, classes): each example mixes them by a root of its own.
+            of_chosen = torch.einsum("pic,bkc->pbk", points[..., : root.shape[-1]], root)
+            if places is None:
+                return of_chosen
+            others = of_chosen.new_zeros(len(points), *mean.shape)
+            return others.scatter(2, places.expand(len(points), -1, -1), of_chosen)
+
+        return of_logits(mean, 1, spread, made_by)
     variance = covariances.diagonal(dim1=1, dim2=2).clamp_min(0.0).view(mean.shape)
     return of_values(mean, variance, likelihood, made_by)
 
@@ -82,6 +99,13 @@ def linearised_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at the mean weights, and the covariance (batch, D, D) of each example's D."""
+    return _found(model, inputs, memory_limit, None)[:2]
+
+
+def _found(
+    model: nn.Module, inputs: Any, memory_limit: int | None, num_outputs: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return outputs, covariances of the largest few of each example, and which those are."""
     with derivable_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         leaves, layout = tree_flatten(inputs)
@@ -97,20 +121,24 @@ def linearised_outputs(
         if number == 0:
             outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
-            return outputs.to(precise_dtype(outputs.dtype)), outputs.new_zeros(0, size, size)
+            taken = size if num_outputs is None else min(num_outputs, size)
+            chosen = outputs.new_zeros(0, taken, dtype=torch.long) if taken < size else None
+            outputs = outputs.to(precise_dtype(outputs.dtype))
+            return outputs, outputs.new_zeros(0, taken, taken), chosen
         first = whole([tensor[0] for tensor in tensors])
         _Calling(model)(first)  # what the model itself has to say against such inputs
         limit = bytes_to_take(model, memory_limit)
 
-        def found_by(network: _Linearised) -> tuple[Tensor, Tensor]:
-            def example(*each: Tensor) -> tuple[Tensor, Tensor]:
+        def found_by(network: _Linearised) -> tuple[Tensor, Tensor, Tensor | None]:
+            def example(*each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 return network(whole(each))
 
             chunk = max(1, min(number, limit // network.bytes_per_example))
-            return torch.vmap(example, chunk_size=chunk)(*tensors)
+            mean, covariances, chosen = torch.vmap(example, chunk_size=chunk)(*tensors)
+            return mean, covariances, chosen if chosen.shape[1] < mean[0].numel() else None
 
         try:
-            network = _Linearised(model, first, layers_to_watch(model))
+            network = _Linearised(model, first, layers_to_watch(model), num_outputs)
             if network.bytes_per_example <= limit:
                 return found_by(network)
         except torch.OutOfMemoryError:
@@ -120,7 +148,7 @@ def linearised_outputs(
             # without watching any the model has its chance, or its own error.
             network = None
         try:
-            other = _Linearised(model, first, [])
+            other = _Linearised(model, first, [], num_outputs)
             if network is None or other.bytes_per_example < network.bytes_per_example:
                 network = other
             return found_by(network)
@@ -142,7 +170,13 @@ class _Linearised:
     sure of with one example.
     """
 
-    def __init__(self, model: nn.Module, example: Any, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        layers: Sequence[nn.Module],
+        num_outputs: int | None = None,
+    ) -> None:
         self.calling = _Calling(model)
         self.sites = {
             f"model.{path}.{site.family.parameter_names[0]}": site
@@ -154,9 +188,10 @@ class _Linearised:
             read_elsewhere(layers, self.sites.values()) as elsewhere,
             watched(layers) as calls,
         ):
-            num_outputs = self.calling(example).numel()
+            size = self.calling(example).numel()
+        self.num_outputs = size if num_outputs is None else min(num_outputs, size)
         self._watch(calls)
-        uses = self._agreeing(example, num_outputs) if layers else {}
+        uses = self._agreeing(example, size) if layers else {}
         uses = {site: use for site, use in uses.items() if site not in elsewhere}
         self._watch([call for call in calls if uses.keys() & _sites_of(call.layer)])
         self.variances = {
@@ -167,27 +202,32 @@ class _Linearised:
             for name, site in self.sites.items()
             if site not in uses
         }
-        self.bytes_per_example = self._bytes(uses, num_outputs)
+        self.bytes_per_example = self._bytes(uses, self.num_outputs)
 
     def _watch(self, calls: Sequence[Call]) -> None:
         self.calls = calls
         self.layers = list({call.layer: None for call in calls})
         self.zeros = [torch.zeros_like(call.output) for call in calls]
 
-    def __call__(self, example: Any) -> tuple[Tensor, Tensor]:
-        """Return the outputs (without the dimension of examples) and their covariance."""
+    def __call__(self, example: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of an example, the covariance of the largest, and which those are."""
         means = {name: self.means[name] for name in self.slow}
         output, backward, given = self._vjp(example, means)
+        number = self.num_outputs
         directions = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
+        places = torch.arange(number, device=output.device)
+        if number < output.numel():
+            places = output.flatten().topk(number).indices
+            directions = directions[places]
         slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
-        covariances = torch.zeros_like(directions)
+        covariances = output.new_zeros(number, number)
         uses = self._uses(given, slopes)
         for name, variance in self.variances.items():
             covariances = covariances + covariance(uses[self.sites[name]], variance)
         for name, slope in of_means.items():
             rows = slope.flatten(1).to(covariances.dtype)
             covariances = covariances + (rows * self.slow[name].to(rows.dtype)) @ rows.T
-        return output, covariances
+        return output, covariances, places
 
     def _vjp(self, example: Any, means: dict[str, Tensor]) -> tuple[Tensor, Any, list[Tensor]]:
         def outputs(added: list[Tensor], weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:

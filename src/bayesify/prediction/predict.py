@@ -40,6 +40,7 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
     likelihood: Likelihood | str | None = None,
     batch_size: int = 256,
     memory_limit: int | None = None,
+    num_outputs: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Predictive:
@@ -57,6 +58,8 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
             already keeps what it learned, such as the noise.
         batch_size: Examples per pass for inputs that are not a loader.
         memory_limit: Bytes that a chunk of draws, or of derivatives, may take.
+        num_outputs: Of by="linearised" over many classes: how many logits of each example, the
+            largest, have a derivative; the others count as certain. None takes all.
         seed: Seed of the draws; the global generators are left as they were.
         progress: Whether to show a bar over a loader's batches; None shows one in a terminal.
     """
@@ -69,6 +72,7 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
         by=by,
         likelihood=likelihood,
         memory_limit=memory_limit,
+        num_outputs=num_outputs,
         seed=seed,
         progress=progress if _is_loader(data) else False,
     )
@@ -78,7 +82,7 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
     return Predictive.cat(parts)
 
 
-def predict_batches(
+def predict_batches(  # noqa: PLR0913 - as of `predict`
     model: nn.Module,
     data: Iterable[Any],
     *,
@@ -86,6 +90,7 @@ def predict_batches(
     by: str | None = None,
     likelihood: Likelihood | str | None = None,
     memory_limit: int | None = None,
+    num_outputs: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Iterator[tuple[Predictive, Tensor | None]]:
@@ -98,6 +103,7 @@ def predict_batches(
         raise ValueError(unknown(kind, way, record.method.ways))
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    _check_num_outputs(num_outputs, way)
     device, dtype = device_of(model), _short_type(model)
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
     with _evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
@@ -110,7 +116,8 @@ def predict_batches(
                 yield predict_moments(model, inputs, meaning, name), targets
                 continue
             if way == "linearised":
-                yield predict_linearised(model, inputs, meaning, name, memory_limit), targets
+                options = {"memory_limit": memory_limit, "num_outputs": num_outputs}
+                yield predict_linearised(model, inputs, meaning, name, **options), targets
                 continue
             accumulator = _accumulator(meaning)
             for stack in draws.outputs(inputs, number):
@@ -149,6 +156,18 @@ def _likelihood(record: Record, chosen: Likelihood | str | None) -> Likelihood:
         "likelihood must be given: this model was not trained by fit, so what its outputs mean is "
         "unknown; pass likelihood='classification' or likelihood='regression'"
     )
+
+
+def _check_num_outputs(number: int | None, way: str) -> None:
+    if number is None:
+        return
+    if way != "linearised":
+        raise ValueError(
+            f"num_outputs is an option of by='linearised', got num_outputs={number} with "
+            f"by={way!r}; leave it out, or pass by='linearised'"
+        )
+    if number < 1:
+        raise ValueError(f"num_outputs must be at least 1, got {number}")
 
 
 class _Batches:
