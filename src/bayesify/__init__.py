@@ -41,6 +41,7 @@ from bayesify.prediction import predict, correct_moments, Predictive
 from bayesify.methods import (
     DeepEnsemble,
     Deterministic,
+    FullCovariance,
     Laplace,
     MCDropout,
     MeanField,
@@ -68,6 +69,7 @@ __all__ = [
     "Evaluation",
     "ExportError",
     "FitSettings",
+    "FullCovariance",
     "GaussianRegression",
     "History",
     "Laplace",

@@ -47,6 +47,8 @@ class Method(ABC):
     """Whether several draws can share one pass through the network."""
     can_be_trained: ClassVar[bool] = True
     """Whether `fit` can train its model; else it takes `epochs=0` only."""
+    can_be_compiled: ClassVar[bool] = True
+    """Whether `fit` can compile its passes."""
     can_be_sharded: ClassVar[bool] = True
     """Whether FSDP can hold a part of each parameter on each process."""
     pruning_ratio: ClassVar[float] = 0.83
@@ -84,13 +86,15 @@ class Method(ABC):
         del model
         return nll(forward())
 
-    def outputs(self, forward: Callable[[], Any], number: int) -> list[Any]:
+    def outputs(self, model: nn.Module, forward: Callable[[], Any], number: int) -> list[Any]:
         """Return so many draws of the outputs of a batch, for validation.
 
         Args:
+            model: The converted model.
             forward: Calls the model, already in the mode in which every call is one draw.
             number: How many.
         """
+        del model
         return [forward() for _ in range(number)]
 
     def default_way(self) -> str:

@@ -2,6 +2,7 @@
 
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
+from bayesify.methods.full_covariance import FullCovariance
 from bayesify.methods.laplace import Laplace
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
@@ -16,6 +17,7 @@ from bayesify.methods.variational_dropout import VariationalDropout
 __all__ = [
     "DeepEnsemble",
     "Deterministic",
+    "FullCovariance",
     "Laplace",
     "MCDropout",
     "MeanField",

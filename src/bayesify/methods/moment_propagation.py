@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.conversion.convert import require_record
 from bayesify.conversion.method import methods
 from bayesify.conversion.plan import Choices, Scale
 from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.methods.checks import check_choice
+from bayesify.methods.described_outputs import expected_nll
 from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules, precise
 from bayesify.moments.rule_table import RULES, Rules
-from bayesify.training.likelihood import Likelihood
 from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
 
@@ -106,16 +105,12 @@ class MomentPropagation(Variational):
         with self.sampling(model, "moments"):
             output = forward()
         mean, variance = _pair(output)
-        likelihood = require_record(model).likelihood
-        if isinstance(likelihood, Likelihood) and likelihood.takes_moments:
-            return nll(OutputMoments(mean, variance))
-        draws = _draws(mean, variance, self.num_logits)
-        # Every draw is a batch of its own; one is logged for all.
-        rest = [nll(draw, is_logged=False) for draw in draws[1:]]
-        return torch.stack([nll(draws[0]), *rest]).mean()
+        moments = OutputMoments(mean, variance)
+        return expected_nll(model, nll, moments, lambda: _draws(mean, variance, self.num_logits))
 
-    def outputs(self, forward: Callable[[], Any], number: int) -> list[Any]:
+    def outputs(self, model: nn.Module, forward: Callable[[], Any], number: int) -> list[Any]:
         """Return draws of the outputs that one pass describes."""
+        del model
         return list(_draws(*_pair(forward()), number))
 
     @contextmanager

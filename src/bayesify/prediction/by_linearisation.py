@@ -78,7 +78,7 @@ def predict_linearised(
                 f"by='linearised' reads classes off outputs of shape (batch, classes), got "
                 f"{tuple(mean.shape)}; take by='sample' or by='moments'"
             )
-        root = _root(covariances)
+        root = root_of(covariances)
         if places is not None:
             made_by = f"{made_by} of the {places.shape[1]} largest logits"
 
@@ -183,7 +183,9 @@ class _Linearised:
             for path, site in model.named_modules()
             if isinstance(site, Posterior) and site.num_random
         }
-        self.means = {name: self.calling.get_parameter(name).detach() for name in self.sites}
+        self.means: dict[str, Tensor] = {
+            name: self.calling.get_parameter(name) for name in self.sites
+        }
         with (
             read_elsewhere(layers, self.sites.values()) as elsewhere,
             watched(layers) as calls,
@@ -191,7 +193,8 @@ class _Linearised:
             size = self.calling(example).numel()
         self.num_outputs = size if num_outputs is None else min(num_outputs, size)
         self._watch(calls)
-        uses = self._agreeing(example, size) if layers else {}
+        with torch.no_grad():
+            uses = self._agreeing(example, size) if layers else {}
         uses = {site: use for site, use in uses.items() if site not in elsewhere}
         self._watch([call for call in calls if uses.keys() & _sites_of(call.layer)])
         self.variances = {
@@ -299,7 +302,7 @@ class _Calling(nn.Module):
         return output_tensor(call_model(self.model, inputs))
 
 
-def _root(covariance: Tensor) -> Tensor:
+def root_of(covariance: Tensor) -> Tensor:
     """Return a root of covariances that rounding may have made indefinite."""
     largest = covariance.diagonal(dim1=1, dim2=2).amax(1)
     least = torch.finfo(covariance.dtype).tiny * 1e6

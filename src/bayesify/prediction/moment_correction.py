@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments
+from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.types import call_model, device_of, split_batch, to_device
 
 _FEWEST_SAMPLES = 2
@@ -42,9 +43,7 @@ def correct_moments(model: nn.Module, data: Any, num_samples: int = 200) -> dict
         raise ValueError(f"num_samples must be at least {_FEWEST_SAMPLES}, got {num_samples}")
     record = require_record(model)
     inputs = _first_batch(data, device_of(model))
-    before = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
+    with evaluating(model):
         found = _sampled_variances(model, inputs, num_samples)
         factors: dict[str, float] = {}
 
@@ -53,9 +52,6 @@ def correct_moments(model: nn.Module, data: Any, num_samples: int = 200) -> dict
 
         with _changing_outputs(model, fit), record.method.sampling(model, "moments"):
             call_model(model, inputs)
-    finally:
-        for module, mode in before.items():
-            module.training = mode
     record.moment_factors = factors
     return factors
 

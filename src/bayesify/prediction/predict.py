@@ -15,6 +15,7 @@ from bayesify.conversion.convert import Record, require_record
 from bayesify.prediction.by_linearisation import predict_linearised
 from bayesify.prediction.by_moments import predict_moments
 from bayesify.prediction.draws import Draws
+from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.prediction.predictive import (
     ClassificationAccumulator,
     CustomAccumulator,
@@ -106,7 +107,7 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
     _check_num_outputs(num_outputs, way)
     device, dtype = device_of(model), _short_type(model)
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
-    with _evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
+    with evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in shown(data, "predicting", progress):
             inputs, targets = split_batch(to_device(batch, device))
@@ -217,18 +218,6 @@ def _short_type(model: nn.Module) -> torch.dtype | None:
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and each of its modules back as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

@@ -16,6 +16,11 @@ def check_fit(method: Method, settings: FitSettings, val_loader: Any) -> None:
             f"epochs must be 0 with {name}, whose posterior belongs to the weights as they are: "
             "train the plain network, then convert it"
         )
+    if settings.compile is not False and not method.can_be_compiled:
+        raise ValueError(
+            f"compile must be False with {name}, whose passes are derivatives example by example, "
+            f"got {settings.compile!r}"
+        )
     if settings.strategy == "fsdp" and not method.can_be_sharded:
         raise ValueError(
             f"strategy='fsdp' cannot shard {name}, whose stored entries move: use strategy='ddp'"

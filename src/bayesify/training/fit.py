@@ -342,7 +342,8 @@ class _Run:
                     inputs, targets = self._on_device(batch)
                     if targets is None:
                         raise TypeError("the validation loader must yield targets")
-                    outputs = self.method.outputs(partial(self._pass, inputs), draws)
+                    forward = partial(self._pass, inputs)
+                    outputs = self.method.outputs(self.model, forward, draws)
                     nll = self.likelihood.predictive_nll(outputs, targets)
                     sums.add(nll, outputs, targets, batch_size(inputs))
         finally:
