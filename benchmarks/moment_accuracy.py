@@ -111,15 +111,18 @@ def sampled_std(model: nn.Module, images: Tensor, num_samples: int) -> tuple[Ten
         for _ in range(num_samples):
             deviation = model(images).double() - centre
             total, squares = total + deviation, squares + deviation.square()
+    torch.as_tensor(squares).sum().item()  # waits for the device
+    seconds = (time.perf_counter() - began) / num_samples
     mean = total / num_samples
     variance = (squares / num_samples - mean**2) * num_samples / (num_samples - 1)
-    return torch.as_tensor(variance).sqrt(), (time.perf_counter() - began) / num_samples
+    return torch.as_tensor(variance).sqrt(), seconds
 
 
 def found_std(model: nn.Module, images: Tensor, by: str) -> tuple[Tensor, float]:
     began = time.perf_counter()
     likelihood = bf.GaussianRegression(1.0)
     found = bf.predict(model, images, by=by, likelihood=likelihood, batch_size=len(images))
+    found.epistemic.sum().item()  # waits for the device
     return found.epistemic.double().sqrt(), time.perf_counter() - began
 
 
@@ -148,6 +151,7 @@ def by_few(
         read_off(model, images[:32], **options)
         began = time.perf_counter()
         said = read_off(model, images, **options)
+        said["entropy"].sum().item()  # waits for the device
         passes = (time.perf_counter() - began) / seconds
         words = " ".join(str(value) for key, value in options.items() if key != "seed")
         rows.append({"rules": words, "passes": round(passes, 2), **ranks(said, sampled)})
