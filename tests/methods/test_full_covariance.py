@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
 from bayesify.conversion.posterior import posteriors
-from bayesify.prediction.linearised_calls import linearised_calls
+from bayesify.prediction.correlated_outputs import CorrelatedOutputs
 
 
 class Small(nn.Module):
@@ -17,28 +17,32 @@ class Small(nn.Module):
         self.conv = nn.Conv2d(1, 3, 3)
         self.hidden = nn.Linear(12, 5)
         self.head = nn.Linear(5, 3)
-        self.gain = nn.Parameter(torch.tensor([1.0, 0.7, 1.3]))
+        self.register_buffer("gain", torch.tensor([1.0, 0.7, 1.3]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.max_pool2d(torch.tanh(self.conv(x)), 2).flatten(1)
         return self.gain * self.head(torch.tanh(self.hidden(x)))
 
 
+def described(method: bf.FullCovariance, model: nn.Module, x: torch.Tensor) -> CorrelatedOutputs:
+    return method._described(model, lambda: model(x), create_graph=True)
+
+
 @pytest.mark.parametrize("scale", ["weight", "out"])
-def test_gradients_are_those_of_the_jacobian_written_out(scale: str) -> None:
+def test_gradients_at_mean_weights_are_those_of_the_jacobian_written_out(scale: str) -> None:
     torch.manual_seed(0)
-    model = bf.convert(Small().double(), bf.FullCovariance(initial_std=0.1, scale=scale))
+    method = bf.FullCovariance(initial_std=0.1, scale=scale, through="mean")
+    model = bf.convert(Small().double(), method)
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     weighing = torch.randn(2, 3, 3, dtype=torch.float64)
     weighing = weighing + weighing.mT
-    with linearised_calls(model):
-        mean, covariance = model(x)
+    mean, covariance, _ = described(method, model, x)
     total = mean.square().sum() + (weighing * covariance).sum()
 
     plain = Small().double()
     sites = bf.conversion.sites.named_posteriors(model)
     dense = {path: site.dense_moments() for path, site in sites.items()}
-    fixed = {"gain": model.gain} if "gain" not in sites else {}
+    fixed = {"gain": model.get_buffer("gain")}
     expected = torch.zeros((), dtype=torch.float64)
     for index in range(2):
 
@@ -60,6 +64,34 @@ def test_gradients_are_those_of_the_jacobian_written_out(scale: str) -> None:
     for name, first, second in zip(names, found, wanted, strict=True):
         assert bool((second != 0).any()), name
         torch.testing.assert_close(first, second, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("rules", ["exact", "taylor"])
+def test_gradients_through_moments_are_differences(rules: str) -> None:
+    torch.manual_seed(0)
+    method = bf.FullCovariance(initial_std=0.3, rules=rules)
+    model = bf.convert(Small().double(), method)
+    x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    weighing = torch.randn(2, 3, 3, dtype=torch.float64)
+
+    def total() -> torch.Tensor:
+        mean, covariance, _ = described(method, model, x)
+        return mean.square().sum() + (weighing * covariance).sum()
+
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(total(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        way = torch.randn_like(parameter)
+        step = 1e-5
+        with torch.no_grad():
+            parameter += step * way
+            above = total().item()
+            parameter -= 2 * step * way
+            difference = (above - total().item()) / (2 * step)
+            parameter += step * way
+        slope = float((gradient * way).sum())
+        assert difference == pytest.approx(slope, rel=1e-5, abs=1e-7)
+        assert slope != 0
 
 
 def test_fit_finds_the_mean_field_optimum_of_a_linear_model() -> None:
@@ -100,8 +132,7 @@ def test_the_nll_of_classes_is_the_average_over_drawn_weights() -> None:
     with torch.no_grad():
         found = torch.stack([nll() for _ in range(20)])
         drawn = torch.stack([F.cross_entropy(model(x), y) for _ in range(4000)])
-        with linearised_calls(model):
-            mean, covariance = model(x)
+        mean, covariance, _ = described(method, model, x)
         std = covariance.diagonal(dim1=1, dim2=2).sqrt()
         apart = F.cross_entropy(
             (mean + std * torch.randn(4000, *std.shape)).flatten(0, 1), y.repeat(4000)
@@ -111,47 +142,33 @@ def test_the_nll_of_classes_is_the_average_over_drawn_weights() -> None:
     assert float((apart - drawn.mean()).abs()) > 5e-3, "the correlation must count"
 
 
-def test_norms_dropout_and_the_call_are_left_as_they_were() -> None:
+@pytest.mark.parametrize("through", ["moments", "mean"])
+def test_norms_and_dropout_are_left_as_they_were(through: str) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-    model = bf.convert(net, bf.FullCovariance()).train()
+    method = bf.FullCovariance(through=through)
+    model = bf.convert(net, method).train()
     model[2].eval()
     before = model[1].running_mean.clone()
-    with linearised_calls(model):
-        mean, covariance = model(torch.randn(6, 4))
+    mean, covariance, _ = described(method, model, torch.randn(6, 4))
     assert mean.shape == (6, 3)
     assert covariance.shape == (6, 3, 3)
     assert torch.equal(model[1].running_mean, before)
     assert [module.training for module in model] == [True, True, False, True]
-    assert "forward" not in vars(model)
-    assert isinstance(model(torch.randn(6, 4)), torch.Tensor)
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), linearised_calls(model):
-        model(torch.randn(6, 5))
-    assert "forward" not in vars(model)
 
 
-def test_hooks_of_the_model_run_once() -> None:
-    model = bf.convert(nn.Sequential(nn.Linear(2, 2)), bf.FullCovariance())
-    model.register_forward_pre_hook(lambda _, args: (args[0] / 2,))
-    x = torch.randn(3, 2)
-    with linearised_calls(model):
-        mean, _ = model(x)
-    with bf.mean_weights(model):
-        torch.testing.assert_close(mean, model(x))
+def test_weights_that_no_layer_reads_are_refused_by_name() -> None:
+    class Shifted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.gain = nn.Parameter(torch.randn(2, 2))
 
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input @ self.gain)
 
-def test_inputs_by_keyword() -> None:
-    class Named(nn.Linear):
-        def forward(self, *, features: torch.Tensor) -> torch.Tensor:
-            return super().forward(features)
-
-    model = bf.convert(nn.ModuleDict({"layer": nn.Linear(2, 2)})["layer"], bf.FullCovariance())
-    named = bf.convert(Named(2, 2), bf.FullCovariance(initial_std=0.1))
-    x = torch.randn(3, 2)
-    with linearised_calls(named):
-        mean, _ = named(features=x)
-    assert mean.shape == (3, 2)
-    with linearised_calls(model), pytest.raises(TypeError, match="got both"):
-        model(x, gain=1.0)
+    method = bf.FullCovariance()
+    model = bf.convert(Shifted(), method)
+    with pytest.raises(ValueError, match=r"linear layers and convolutions only, got .*gain"):
+        described(method, model, torch.randn(3, 2))
 
 
 def test_it_is_read_by_the_covariance_and_validated_by_draws_of_it() -> None:
@@ -165,7 +182,7 @@ def test_it_is_read_by_the_covariance_and_validated_by_draws_of_it() -> None:
         model, loader, loader, epochs=2, val_samples=2000, learning_rate=1e-6, progress=False
     )
     found = bf.predict(model, x)
-    assert found.made_by == "the linearised network"
+    assert found.made_by == "one pass of means and variances, and its derivatives"
     y = x[:, :3].argmax(1)
     nll = -found.probs[torch.arange(90), y].log().mean()
     assert history.last["val_nll"] == pytest.approx(float(nll), rel=0.02)

@@ -281,7 +281,7 @@ def test_a_number_of_logits_that_cannot_be_is_refused():
     x = torch.randn(3, 2, 6, 6)
     with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
         classes_of(model, x, num_outputs=0)
-    with pytest.raises(ValueError, match="num_outputs is an option of by='linearised'"):
+    with pytest.raises(ValueError, match="num_outputs is an option of by='covariance'"):
         bf.predict(model, x, likelihood="classification", num_outputs=2)
     with pytest.raises(ValueError, match="num_outputs is a number of classes"):
         predicted(model, x, by="linearised", num_outputs=2)

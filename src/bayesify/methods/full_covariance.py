@@ -1,10 +1,9 @@
-"""Training through the whole covariance of the outputs, to first order: the slow reference.
+"""Training through the whole covariance of the outputs: the slow reference.
 
-What variational density propagation was before its covariances became variances: to first order
-in the noise of the weights outputs have the covariance J diag(s) J' at the mean weights, which is
-what first-order rules give that carry every covariance from layer to layer, and it is found here
-from one derivative per output (`prediction.by_linearisation`). A step takes the derivatives of
-these derivatives: a hundred plain ones and more. For networks of the size of LeNet, and for
+What variational density propagation was before its covariances became variances. A covariance of
+all activations need not be carried to have that of the outputs: noise enters at layers, and
+derivatives of the outputs tell what becomes of it (`prediction.by_covariance`). A step takes the
+derivatives of these derivatives, one for each output: for networks of the size of LeNet, and for
 knowing what faster rules leave out.
 
 Reference: Dera, Rasool, Bouaynaya (2019), "Extended variational inference for propagating
@@ -13,7 +12,8 @@ uncertainty in convolutional neural networks".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,13 +23,18 @@ from torch import Tensor, nn
 from bayesify.conversion.method import methods
 from bayesify.conversion.plan import Choices, Scale
 from bayesify.conversion.select import Where
+from bayesify.conversion.sites import named_posteriors
 from bayesify.distributions import Normal, NormalPrior
+from bayesify.methods.checks import check_choice
 from bayesify.methods.described_outputs import expected_nll
 from bayesify.methods.variational import Variational
-from bayesify.prediction.by_linearisation import root_of
-from bayesify.prediction.linearised_calls import linearised_calls
+from bayesify.moments import Moments, moment_rules
+from bayesify.moments.rule_table import RULES, Rules
+from bayesify.prediction.by_covariance import covariance_of, noted
+from bayesify.prediction.correlated_outputs import CorrelatedOutputs, root_of
+from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.training.settings import check_count
-from bayesify.types import OutputMoments
+from bayesify.types import OutputMoments, output_tensor
 
 
 @methods.register("full_covariance")
@@ -44,22 +49,29 @@ class FullCovariance(Variational):
         prior_std: Prior standard deviation.
         initial_std: Standard deviation the posterior starts from; None takes a tenth of each
             tensor's root mean square.
+        through: What the derivatives are taken through: a pass of "moments", or one of the "mean"
+            weights, to first order in their noise. Trained by that, a network learns variances
+            that first order does not see: its weights must then not be drawn.
+        rules: Those of the moments; "taylor" are the papers'.
         num_logits: Draws of the logits that a training step averages over.
         scale: "weight" for one variance per weight, "out" for one per output unit.
-        where: Which tensors become random (see `bayesify.conversion.select`).
+        where: Which tensors become random (see `bayesify.conversion.select`): weights of linear
+            layers and convolutions can.
         biases: Whether biases become random too.
     """
 
     name: ClassVar[str] = "full_covariance"
     ways: ClassVar[Mapping[str, str]] = {
-        "linearised": Variational.ways["linearised"],
-        **{way: words for way, words in Variational.ways.items() if way != "linearised"},
+        "covariance": Variational.ways["covariance"],
+        **{way: words for way, words in Variational.ways.items() if way != "covariance"},
     }
     can_be_compiled: ClassVar[bool] = False
     how: ClassVar[Literal["sample", "local"]] = "sample"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     prior_std: float = 1.0
     initial_std: float | None = None
+    through: Literal["moments", "mean"] = "moments"
+    rules: Rules = "exact"
     num_logits: int = 16
     scale: Scale = "weight"
     where: Where = "everything"
@@ -67,6 +79,8 @@ class FullCovariance(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("through", self.through, ("moments", "mean"))
+        check_choice("rules", self.rules, RULES)
         check_count("num_logits", self.num_logits)
 
     def choices(self) -> Choices:
@@ -76,29 +90,48 @@ class FullCovariance(Variational):
 
     def default_way(self) -> str:
         """Predict the way it was trained."""
-        return "linearised"
+        return "covariance" if self.through == "moments" else "linearised"
 
     def nll(
         self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]
     ) -> Tensor:
         """Return the expected negative log-likelihood of outputs of this covariance."""
-        mean, covariance = _described(model, forward)
-        variance = covariance.diagonal(dim1=1, dim2=2).clamp_min(0.0)
-        moments = OutputMoments(mean, variance.view(mean.shape))
-        return expected_nll(model, nll, moments, lambda: _draws(mean, covariance, self.num_logits))
+        outputs = self._described(model, forward, create_graph=True)
+        variance = outputs.covariance.diagonal(dim1=1, dim2=2).clamp_min(0.0)
+        moments = OutputMoments(outputs.mean, variance.view(outputs.mean.shape))
+        return expected_nll(model, nll, moments, lambda: _draws(outputs, self.num_logits))
 
     def outputs(self, model: nn.Module, forward: Callable[[], Any], number: int) -> list[Any]:
         """Return draws of outputs that one pass describes."""
-        return list(_draws(*_described(model, forward), number))
+        return list(_draws(self._described(model, forward, create_graph=False), number))
+
+    @contextmanager
+    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
+        """Carry moments by the chosen rules; other ways draw weights or use their means."""
+        with moment_rules(self.rules), super().sampling(model, by):
+            yield
+
+    def _described(
+        self, model: nn.Module, forward: Callable[[], Any], *, create_graph: bool
+    ) -> CorrelatedOutputs:
+        with (
+            torch.enable_grad(),
+            evaluating(model),
+            self.sampling(model, self.through),
+            noted(model) as found,
+        ):
+            output = output_tensor(forward(), (Tensor, Moments))
+        if rest := found.out_of_reach():
+            names = [name for name, site in named_posteriors(model).items() if site in rest]
+            raise ValueError(
+                "FullCovariance trains weights that are read by linear layers and convolutions "
+                f"only, got {', '.join(names)}: leave them out by `where`"
+            )
+        return covariance_of(output, found, create_graph=create_graph)
 
 
-def _described(model: nn.Module, forward: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    with linearised_calls(model):
-        mean, covariance = forward()
-    return mean, covariance
-
-
-def _draws(mean: Tensor, covariance: Tensor, number: int) -> Tensor:
+def _draws(outputs: CorrelatedOutputs, number: int) -> Tensor:
+    mean, covariance, _ = outputs
     points = torch.randn(number, *covariance.shape[:2], dtype=mean.dtype, device=mean.device)
     spread = torch.einsum("nbc,bkc->nbk", points, root_of(covariance))
     return mean + spread.view(number, *mean.shape)

@@ -21,7 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.conversion.method import methods
 from bayesify.conversion.plan import Choices, Scale
-from bayesify.conversion.scope import forward_by
 from bayesify.conversion.select import Where
 from bayesify.distributions import Normal, NormalPrior
 from bayesify.methods.checks import check_choice
@@ -116,11 +115,7 @@ class MomentPropagation(Variational):
     @contextmanager
     def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
         """Carry moments by the chosen rules; other ways draw weights or use their means."""
-        if by != "moments":
-            with super().sampling(model, by):
-                yield
-            return
-        with forward_by(model, "moments"), moment_rules(self.rules):
+        with moment_rules(self.rules), super().sampling(model, by):
             yield
 
 

@@ -25,10 +25,10 @@ def ways_of(family: Family) -> dict[str, str]:
     """Return the ways to predict with a posterior of a family.
 
     Outputs can be drawn, and a linearised network is Normal, for Normal posteriors only; moments
-    need a variance.
+    and covariances need a variance.
     """
     barred = set() if family.is_gaussian else {"local", "linearised"}
-    barred |= set() if family.has_moment(2.0) else {"moments"}
+    barred |= set() if family.has_moment(2.0) else {"moments", "covariance"}
     return {way: words for way, words in Variational.ways.items() if way not in barred}
 
 
@@ -53,6 +53,7 @@ class Variational(Method):
         "mean": "mean weights",
         "moments": "one pass of means and variances",
         "linearised": "the linearised network",
+        "covariance": "one pass of means and variances, and its derivatives",
     }
 
     initial_std: float | None
@@ -98,6 +99,7 @@ class Variational(Method):
     @contextmanager
     def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
         """Draw weights, draw outputs, or use the mean weights."""
-        # A network is linearised at its mean weights.
-        with forward_by(model, cast(How, "mean" if by == "linearised" else by)):
+        # A network is linearised at its mean weights, and a covariance is of its moments.
+        how = {"linearised": "mean", "covariance": "moments"}.get(by, by)
+        with forward_by(model, cast(How, how)):
             yield

@@ -16,6 +16,7 @@ from torch import Tensor
 from bayesify.moments.gaussian_functions import hermite_moments
 from bayesify.moments.moments import Moments, precise, rule
 from bayesify.moments.rule_table import Rule, current_rules
+from bayesify.moments.watched_functions import seen
 
 Function = Callable[..., Tensor]
 
@@ -63,7 +64,7 @@ class Elementwise:
             return Moments(self.value(mean, *parameters))
         is_half = mean.dtype in (torch.bfloat16, torch.float16)
         if self.coarse is not None and is_half and current_rules() != "taylor":
-            return Moments(*self.coarse(mean, v, *parameters))
+            return seen(x, Moments(*self.coarse(mean, v, *parameters)))
         m, v = precise(x)
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
@@ -71,4 +72,4 @@ class Elementwise:
             first, second = hermite_moments(lambda z: self.value(z, *parameters), m, v)
         else:
             first, second = self.moments(m, v, *parameters)
-        return Moments(first.to(mean.dtype), second)
+        return seen(x, Moments(first.to(mean.dtype), second))

@@ -11,7 +11,7 @@ the others count as certain.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayesify.conversion.posterior import Posterior
 from bayesify.moments import precise_dtype
-from bayesify.prediction.by_moments import of_logits, of_values
+from bayesify.prediction.correlated_outputs import (
+    CorrelatedOutputs,
+    check_num_outputs,
+    of_correlated,
+)
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Call,
@@ -31,19 +35,19 @@ from bayesify.prediction.layer_slopes import (
     covariance,
     layers_to_watch,
     read_elsewhere,
+    shared_or_dense_variance,
+    sites_of,
     slopes_of_weight,
     uses_of_weights,
     watched,
 )
 from bayesify.prediction.predictive import Predictive
-from bayesify.training.likelihood import Classification, Likelihood
+from bayesify.training.likelihood import Likelihood
 from bayesify.types import batch_size, call_model, output_tensor
 
 # How far two ways to the slopes of a weight may be apart: so many roots of what numbers are
 # rounded by, and in half precision, where that would be a third of them, this share.
 _ROOTS_APART, _MOST_APART = 4.0, 0.05
-# Of a covariance's largest entry: what rounding may take from it before its root is asked for.
-_ROUNDING = 1e-5
 
 
 @torch.no_grad()
@@ -65,47 +69,39 @@ def predict_linearised(
         memory_limit: Bytes that the derivatives of some examples may take together.
         num_outputs: How many logits of each example have a derivative; None takes all.
     """
-    is_of_classes = isinstance(likelihood, Classification)
-    if num_outputs is not None and not is_of_classes:
-        raise ValueError(
-            f"num_outputs is a number of classes: with likelihood={likelihood.task!r} every output "
-            f"has a derivative, got num_outputs={num_outputs}; leave it out"
-        )
-    mean, covariances, places = _found(model, inputs, memory_limit, num_outputs)
-    if is_of_classes:
-        if mean.ndim != 2 or likelihood.class_axis not in (None, 1, -1):
-            raise ValueError(
-                f"by='linearised' reads classes off outputs of shape (batch, classes), got "
-                f"{tuple(mean.shape)}; take by='sample' or by='moments'"
-            )
-        root = root_of(covariances)
-        if places is not None:
-            made_by = f"{made_by} of the {places.shape[1]} largest logits"
-
-        def spread(points: Tensor) -> Tensor:
-            # Points are (number, 1, classes): each example mixes them by a root of its own.
-            of_chosen = torch.einsum("pic,bkc->pbk", points[..., : root.shape[-1]], root)
-            if places is None:
-                return of_chosen
-            others = of_chosen.new_zeros(len(points), *mean.shape)
-            return others.scatter(2, places.expand(len(points), -1, -1), of_chosen)
-
-        return of_logits(mean, 1, spread, made_by)
-    variance = covariances.diagonal(dim1=1, dim2=2).clamp_min(0.0).view(mean.shape)
-    return of_values(mean, variance, likelihood, made_by)
+    check_num_outputs(num_outputs, likelihood)
+    outputs = linearised(model, inputs, memory_limit, num_outputs)
+    return of_correlated(outputs, likelihood, "linearised", made_by)
 
 
 def linearised_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at the mean weights, and the covariance (batch, D, D) of each example's D."""
-    return _found(model, inputs, memory_limit, None)[:2]
+    return linearised(model, inputs, memory_limit)[:2]
 
 
-def _found(
-    model: nn.Module, inputs: Any, memory_limit: int | None, num_outputs: int | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs, covariances of the largest few of each example, and which those are."""
+def linearised(
+    model: nn.Module,
+    inputs: Any,
+    memory_limit: int | None = None,
+    num_outputs: int | None = None,
+    *,
+    chosen: Tensor | None = None,
+    only: Collection[Posterior] | None = None,
+) -> CorrelatedOutputs:
+    """Return outputs at the mean weights, and their covariances.
+
+    Args:
+        model: The model, in evaluation mode, its weights at their means.
+        inputs: Inputs, as the model takes them.
+        memory_limit: Bytes that the derivatives of some examples may take together.
+        num_outputs: How many outputs of each example, the largest, have a derivative; None for
+            all.
+        chosen: Which outputs of each example these are, (batch, num_outputs), where others than
+            the largest at the mean weights.
+        only: The posteriors whose noise counts; None for all.
+    """
     with derivable_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         leaves, layout = tree_flatten(inputs)
@@ -122,23 +118,26 @@ def _found(
             outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
             taken = size if num_outputs is None else min(num_outputs, size)
-            chosen = outputs.new_zeros(0, taken, dtype=torch.long) if taken < size else None
+            none = outputs.new_zeros(0, taken, dtype=torch.long) if taken < size else None
             outputs = outputs.to(precise_dtype(outputs.dtype))
-            return outputs, outputs.new_zeros(0, taken, taken), chosen
+            return CorrelatedOutputs(outputs, outputs.new_zeros(0, taken, taken), none)
         first = whole([tensor[0] for tensor in tensors])
         _Calling(model)(first)  # what the model itself has to say against such inputs
         limit = bytes_to_take(model, memory_limit)
 
-        def found_by(network: _Linearised) -> tuple[Tensor, Tensor, Tensor | None]:
-            def example(*each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                return network(whole(each))
+        def found_by(network: _Linearised) -> CorrelatedOutputs:
+            def example(own: Tensor | None, *each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                return network(whole(each), own)
 
             chunk = max(1, min(number, limit // network.bytes_per_example))
-            mean, covariances, chosen = torch.vmap(example, chunk_size=chunk)(*tensors)
-            return mean, covariances, chosen if chosen.shape[1] < mean[0].numel() else None
+            axes = (None if chosen is None else 0, *[0] * len(tensors))
+            every = torch.vmap(example, in_dims=axes, chunk_size=chunk)
+            mean, covariances, taken = every(chosen, *tensors)
+            is_all = taken.shape[1] == mean[0].numel()
+            return CorrelatedOutputs(mean, covariances, None if is_all else taken)
 
         try:
-            network = _Linearised(model, first, layers_to_watch(model), num_outputs)
+            network = _Linearised(model, first, layers_to_watch(model), num_outputs, only)
             if network.bytes_per_example <= limit:
                 return found_by(network)
         except torch.OutOfMemoryError:
@@ -148,7 +147,7 @@ def _found(
             # without watching any the model has its chance, or its own error.
             network = None
         try:
-            other = _Linearised(model, first, [], num_outputs)
+            other = _Linearised(model, first, [], num_outputs, only)
             if network is None or other.bytes_per_example < network.bytes_per_example:
                 network = other
             return found_by(network)
@@ -176,12 +175,13 @@ class _Linearised:
         example: Any,
         layers: Sequence[nn.Module],
         num_outputs: int | None = None,
+        only: Collection[Posterior] | None = None,
     ) -> None:
         self.calling = _Calling(model)
         self.sites = {
             f"model.{path}.{site.family.parameter_names[0]}": site
             for path, site in model.named_modules()
-            if isinstance(site, Posterior) and site.num_random
+            if isinstance(site, Posterior) and site.num_random and (only is None or site in only)
         }
         self.means: dict[str, Tensor] = {
             name: self.calling.get_parameter(name) for name in self.sites
@@ -196,9 +196,11 @@ class _Linearised:
         with torch.no_grad():
             uses = self._agreeing(example, size) if layers else {}
         uses = {site: use for site, use in uses.items() if site not in elsewhere}
-        self._watch([call for call in calls if uses.keys() & _sites_of(call.layer)])
+        self._watch([call for call in calls if uses.keys() & sites_of(call.layer)])
         self.variances = {
-            name: _variance(site) for name, site in self.sites.items() if site in uses
+            name: shared_or_dense_variance(site)
+            for name, site in self.sites.items()
+            if site in uses
         }
         self.slow = {
             name: site.stored_variance().flatten()
@@ -212,15 +214,15 @@ class _Linearised:
         self.layers = list({call.layer: None for call in calls})
         self.zeros = [torch.zeros_like(call.output) for call in calls]
 
-    def __call__(self, example: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of an example, the covariance of the largest, and which those are."""
+    def __call__(self, example: Any, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of an example, the covariance of the chosen, and which those are."""
         means = {name: self.means[name] for name in self.slow}
         output, backward, given = self._vjp(example, means)
         number = self.num_outputs
         directions = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
         places = torch.arange(number, device=output.device)
         if number < output.numel():
-            places = output.flatten().topk(number).indices
+            places = output.flatten().topk(number).indices if chosen is None else chosen
             directions = directions[places]
         slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
         covariances = output.new_zeros(number, number)
@@ -278,19 +280,6 @@ class _Linearised:
         return 4 * (2 * (1 + num_outputs) * between + seen + most + slow) + 1
 
 
-def _sites_of(layer: nn.Module) -> set[Posterior]:
-    return {child for child in layer.children() if isinstance(child, Posterior)}
-
-
-def _variance(site: Posterior) -> Tensor:
-    """Return variances of a whole tensor, or those that its units share."""
-    if site.is_tied_scale:
-        variance = site.family.variance(site.random_parameters())
-        if variance.shape == (site.shape[0], *[1] * (len(site.shape) - 1)):
-            return variance
-    return site.dense_variance()
-
-
 class _Calling(nn.Module):
     """A model that takes its inputs as one thing, whatever its own forward takes."""
 
@@ -300,14 +289,6 @@ class _Calling(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         return output_tensor(call_model(self.model, inputs))
-
-
-def root_of(covariance: Tensor) -> Tensor:
-    """Return a root of covariances that rounding may have made indefinite."""
-    largest = covariance.diagonal(dim1=1, dim2=2).amax(1)
-    least = torch.finfo(covariance.dtype).tiny * 1e6
-    shift = (_ROUNDING * largest + least)[:, None].expand(-1, covariance.shape[-1])
-    return torch.linalg.cholesky(covariance + torch.diag_embed(shift))
 
 
 @contextmanager

@@ -143,6 +143,20 @@ def slopes_of_weight(use: Use) -> Tensor:
     return torch.einsum("gdpo,gpi->dgoi", use.slopes, use.given).flatten(1)
 
 
+def sites_of(layer: nn.Module) -> set[Posterior]:
+    """Return the posteriors of a layer's own tensors."""
+    return {child for child in layer.children() if isinstance(child, Posterior)}
+
+
+def shared_or_dense_variance(site: Posterior) -> Tensor:
+    """Return variances of a whole tensor, or those that its units share."""
+    if site.is_tied_scale:
+        variance = site.family.variance(site.random_parameters())
+        if variance.shape == (site.shape[0], *[1] * (len(site.shape) - 1)):
+            return variance
+    return site.dense_variance()
+
+
 class Cost:
     """What a covariance takes, of a given number of outputs: products, and numbers written.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.convert import Record, require_record
+from bayesify.prediction.by_covariance import predict_covariance
 from bayesify.prediction.by_linearisation import predict_linearised
 from bayesify.prediction.by_moments import predict_moments
 from bayesify.prediction.draws import Draws
@@ -53,14 +54,15 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
             DataLoader or a list of batches.
         num_samples: Posterior draws to average.
         by: How randomness travels: one of the method's ways, such as "sample", "local", "mean",
-            "moments" (one pass, nothing drawn) or "linearised" (a derivative per output, with all
-            that outputs share); None takes the way the model was trained.
+            "moments" (one pass, nothing drawn), "covariance" (the same with a derivative per
+            output, which knows what outputs and layers share) or "linearised" (such derivatives at
+            the mean weights); None takes the way the model was trained.
         likelihood: What outputs mean, where `fit` did not settle it. A name that `fit` settled
             already keeps what it learned, such as the noise.
         batch_size: Examples per pass for inputs that are not a loader.
         memory_limit: Bytes that a chunk of draws, or of derivatives, may take.
-        num_outputs: Of by="linearised" over many classes: how many logits of each example, the
-            largest, have a derivative; the others count as certain. None takes all.
+        num_outputs: Of by="covariance" or "linearised" over many classes: how many logits of each
+            example, the largest, have a derivative; the others count as certain. None takes all.
         seed: Seed of the draws; the global generators are left as they were.
         progress: Whether to show a bar over a loader's batches; None shows one in a terminal.
     """
@@ -116,9 +118,9 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
             if way == "moments":
                 yield predict_moments(model, inputs, meaning, name), targets
                 continue
-            if way == "linearised":
+            if way in _BY_DERIVATIVES:
                 options = {"memory_limit": memory_limit, "num_outputs": num_outputs}
-                yield predict_linearised(model, inputs, meaning, name, **options), targets
+                yield _BY_DERIVATIVES[way](model, inputs, meaning, name, **options), targets
                 continue
             accumulator = _accumulator(meaning)
             for stack in draws.outputs(inputs, number):
@@ -126,6 +128,8 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
             made_by = name if number == 1 else f"{number} {name}, {draws.how}"
             yield accumulator.result(made_by), targets
 
+
+_BY_DERIVATIVES = {"linearised": predict_linearised, "covariance": predict_covariance}
 
 Accumulator = ClassificationAccumulator | RegressionAccumulator | CustomAccumulator
 
@@ -162,10 +166,10 @@ def _likelihood(record: Record, chosen: Likelihood | str | None) -> Likelihood:
 def _check_num_outputs(number: int | None, way: str) -> None:
     if number is None:
         return
-    if way != "linearised":
+    if way not in _BY_DERIVATIVES:
         raise ValueError(
-            f"num_outputs is an option of by='linearised', got num_outputs={number} with "
-            f"by={way!r}; leave it out, or pass by='linearised'"
+            f"num_outputs is an option of by='covariance' and by='linearised', got "
+            f"num_outputs={number} with by={way!r}; leave it out, or pass one of those"
         )
     if number < 1:
         raise ValueError(f"num_outputs must be at least 1, got {number}")

@@ -1,0 +1,82 @@
+"""A prediction read off outputs whose covariance is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.prediction.by_moments import of_logits, of_values
+from bayesify.prediction.predictive import Predictive
+from bayesify.training.likelihood import Classification, Likelihood
+
+# Of a covariance's largest entry: what rounding may take from it before its root is asked for.
+_ROUNDING = 1e-5
+
+
+class CorrelatedOutputs(NamedTuple):
+    """Outputs of some examples, and the covariances of all of each one's, or of a few.
+
+    Attributes:
+        mean: Of shape (batch, ...).
+        covariance: (batch, D, D), of all D outputs of an example in their order, or of those
+            that `places` says.
+        places: (batch, D), which outputs these are; None for all.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    places: Tensor | None = None
+
+
+def check_num_outputs(num_outputs: int | None, likelihood: Likelihood) -> None:
+    """Raise a ValueError where some outputs are to do for all, and all are wanted."""
+    if num_outputs is not None and not isinstance(likelihood, Classification):
+        raise ValueError(
+            f"num_outputs is a number of classes: with likelihood={likelihood.task!r} every output "
+            f"has a derivative, got num_outputs={num_outputs}; leave it out"
+        )
+
+
+def of_correlated(
+    outputs: CorrelatedOutputs, likelihood: Likelihood, way: str, made_by: str
+) -> Predictive:
+    """Read off a prediction; outputs that have no covariance count as certain.
+
+    Args:
+        outputs: What the network said.
+        likelihood: What it means.
+        way: What the prediction was asked for by, for an error.
+        made_by: How it is made, in words.
+    """
+    mean, covariance, places = outputs
+    if not isinstance(likelihood, Classification):
+        variance = covariance.diagonal(dim1=1, dim2=2).clamp_min(0.0).view(mean.shape)
+        return of_values(mean, variance, likelihood, made_by)
+    if mean.ndim != 2 or likelihood.class_axis not in (None, 1, -1):
+        raise ValueError(
+            f"by={way!r} reads classes off outputs of shape (batch, classes), got "
+            f"{tuple(mean.shape)}; take by='sample' or by='moments'"
+        )
+    root = root_of(covariance)
+    if places is not None:
+        made_by = f"{made_by} of the {places.shape[1]} largest logits"
+
+    def spread(points: Tensor) -> Tensor:
+        # Points are (number, 1, classes): each example mixes them by a root of its own.
+        of_chosen = torch.einsum("pic,bkc->pbk", points[..., : root.shape[-1]], root)
+        if places is None:
+            return of_chosen
+        others = of_chosen.new_zeros(len(points), *mean.shape)
+        return others.scatter(2, places.expand(len(points), -1, -1), of_chosen)
+
+    return of_logits(mean, 1, spread, made_by)
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """Return a root of covariances that rounding may have made indefinite."""
+    largest = covariance.diagonal(dim1=1, dim2=2).amax(1)
+    least = torch.finfo(covariance.dtype).tiny * 1e6
+    shift = (_ROUNDING * largest + least)[:, None].expand(-1, covariance.shape[-1])
+    return torch.linalg.cholesky(covariance + torch.diag_embed(shift))
