@@ -9,16 +9,20 @@
     python benchmarks/moment_accuracy.py --networks cifar_resnet --data digits --epochs 15
         (with --out results/vdp/moment_accuracy_digits.json)
     python benchmarks/moment_accuracy.py --networks mlp --by pooled --rules exact,pooled
+    python benchmarks/moment_accuracy.py --networks vit_small --data tiny_imagenet --model \
+        runs/full/vdp/vit_tiny_imagenet_pooled/pooled-seed0/model.safetensors
 
 A posterior is trained, mean-field by draws of weights or by moments with a variance for each unit
 (`--by`), then the standard deviation of every output (logit) of test images is found by one pass
 of moments, by the exact rules, the first-order ones, those that carry what positions share and the
-pooled ones, by linearising the network, and over sampled weights. Factors are fitted to training
+pooled ones, by derivatives of the pass of exact moments ("covariance"), by linearising the network,
+and over sampled weights. Factors are fitted to training
 images, ratios taken on test images. "rank" is the rank correlation of the
 uncertainty of an image: the mean standard deviation of its outputs, the standard deviation of the
 probability of its predicted class, the entropy of its class probabilities, and its mutual
-information with the weights. At the end the last three as a few draws have them, and the network
-linearised in its largest logits only; "passes" is what each took, in sampled passes.
+information with the weights. At the end the last three as a few draws have them, and derivatives
+of the largest logits only; "passes" is what each took, in sampled passes. "drawn" is the accuracy
+of single draws of the weights.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.conversion.convert import require_record
+from bayesify.conversion.posterior import How
 from bayesify.conversion.scope import forward_by
 from bayesify.data import loader
 from bayesify.moments import moment_rules
@@ -53,8 +58,14 @@ FEW_DRAWS, FEW_LOGITS = (4, 10, 30), (1, 3)
 METHODS: dict[str, bf.Method] = {
     "mean_field": bf.MeanField(prior_std=0.1),
     "exact": bf.MomentPropagation(prior_std=0.1, scale="out"),
+    "taylor": bf.MomentPropagation(prior_std=0.1, scale="out", rules="taylor"),
     "pooled": bf.MomentPropagation(prior_std=0.1, scale="out", rules="pooled"),
+    "covariance": bf.FullCovariance(prior_std=0.1, scale="out"),
+    "covariance_taylor": bf.FullCovariance(prior_std=0.1, scale="out", rules="taylor"),
+    "covariance_at_mean": bf.FullCovariance(prior_std=0.1, scale="out", through="mean"),
 }
+# Ways to predict that derive, beside each set of rules for moments.
+DERIVED = ("covariance", "linearised")
 
 
 def trained(
@@ -93,10 +104,10 @@ def trained(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Any, device: str) -> float:
-    """Return the share of right answers of the mean weights on 2,000 test images."""
+def accuracy(model: nn.Module, data: Any, device: str, how: How = "mean") -> float:
+    """Return the share of right answers on 2,000 test images; drawn, of one draw for each 250."""
     images, targets = data.test.__getitems__(list(range(min(2000, len(data.test)))))
-    with bf.mean_weights(model):
+    with forward_by(model, how):
         outputs = torch.cat([model(part.to(device)) for part in images.split(250)])
     return round(float((outputs.argmax(1).cpu() == targets.cpu()).double().mean()), 4)
 
@@ -145,7 +156,8 @@ def by_few(
 ) -> list[dict[str, Any]]:
     """Return rows of a few draws, and of the largest logits linearised."""
     choices = [{"by": "sample", "num_samples": number, "seed": 1} for number in FEW_DRAWS]
-    choices += [{"by": "linearised", "num_outputs": number} for number in FEW_LOGITS]
+    few = itertools.product(DERIVED, FEW_LOGITS)
+    choices += [{"by": by, "num_outputs": number} for by, number in few]
     rows = []
     for options in choices:
         read_off(model, images[:32], **options)
@@ -191,6 +203,8 @@ def main() -> None:
     parser.add_argument("--by", default="mean_field", choices=METHODS, help="how it is trained")
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--raw", action="store_true", help="leave out factors per module")
+    parser.add_argument("--model", type=Path, help="file of a trained network, in place of one")
     parser.add_argument("--rules", default=",".join(RULES), help="which, beside the linearised")
     parser.add_argument("--out", type=Path, default=Path("results/vdp/moment_accuracy.json"))
     wanted = parser.parse_args()
@@ -202,26 +216,31 @@ def main() -> None:
     accuracies: dict[str, float] = {}
     for name in wanted.networks.split(","):
         options = {"learning_rate": wanted.learning_rate, "width": wanted.width, "by": wanted.by}
-        model = trained(name, data, device, epochs=wanted.epochs, beta=wanted.beta, **options)
+        if wanted.model is None:
+            model = trained(name, data, device, epochs=wanted.epochs, beta=wanted.beta, **options)
+        else:
+            model = bf.load(wanted.model).to(device).eval()
         accuracies[name] = accuracy(model, data, device)
+        accuracies[f"{name}, drawn"] = accuracy(model, data, device, how="sample")
         images = test.to(device)
         truth, seconds = sampled_std(model, images, wanted.samples)
         sampled = read_off(model, images, by="sample", num_samples=wanted.samples, seed=0)
-        each_way = itertools.product(wanted.rules.split(","), (False, True))
-        for rules, is_corrected in [*each_way, (None, False)]:
-            by = "linearised" if rules is None else "moments"
+        each_way = itertools.product(wanted.rules.split(","), (False, True)[: 2 - wanted.raw])
+        ways = [("moments", rules, is_corrected) for rules, is_corrected in each_way]
+        for by, rules, is_corrected in [*ways, *((by, "exact", False) for by in DERIVED)]:
             record = require_record(model)
-            if isinstance(record.method, bf.MomentPropagation):
+            if isinstance(record.method, (bf.MomentPropagation, bf.FullCovariance)):
                 # It would take its own.
-                record.method = replace(record.method, rules=rules or "exact")
+                record.method = replace(record.method, rules=rules)
             if not is_corrected:
                 record.moment_factors = None
-            with moment_rules(rules or "exact"):
+            with moment_rules(rules):
                 if is_corrected:
                     bf.correct_moments(model, fitting.to(device), num_samples=400)
                 said = read_off(model, images, by=by)
                 found, taken = found_std(model, images, by)
-            row = {"network": name, "rules": rules or by, "passes": round(taken / seconds, 2)}
+            words = rules if by == "moments" else by
+            row = {"network": name, "rules": words, "passes": round(taken / seconds, 2)}
             row |= {"corrected": is_corrected, **compared(found, truth)}
             rows.append(row | ranks(said, sampled))
             shown(rows[-1])

@@ -1,11 +1,11 @@
-"""What `predict(by="linearised")` costs, in passes with sampled weights.
+"""What `predict` by "covariance", "linearised" and "moments" costs, in passes with sampled weights.
 
-    python benchmarks/linearised.py
-    python benchmarks/linearised.py --networks resnet_18 --images 32
+    python benchmarks/derivatives.py
+    python benchmarks/derivatives.py --networks resnet_18 --images 32
 
 Networks are untrained, which no cost depends on. A sampled pass is the mean over ten draws of
-`predict(by="sample")`, which draws as many at a time as its limit of memory allows; both are the
-shortest of three runs.
+`predict(by="sample")`, which draws as many at a time as its limit of memory allows; each is the
+shortest of three runs. A number behind a way is how many logits have a derivative.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ METHODS = {
     "a variance per weight": bf.MeanField(initial_std=0.01),
     "a variance per unit": bf.MeanField(initial_std=0.01, scale="out"),
 }
+WAYS: dict[str, dict[str, Any]] = {"moments": {"by": "moments"}} | {
+    f"{by}{f' {number}' if number else ''}": {"by": by, "num_outputs": number}
+    for by in ("covariance", "linearised")
+    for number in (None, 3, 1)
+}
 NUM_DRAWS, NUM_RUNS = 10, 3
 
 
@@ -46,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", default="lenet_300_100,lenet_5,resnet_20,resnet_18,vit_mini")
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=Path("results/vdp/linearised.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/vdp/derivatives.json"))
     wanted = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows: list[dict[str, Any]] = []
@@ -57,10 +62,11 @@ def main() -> None:
             model = bf.convert(bf.build_model(name), method).to(device)
             images = torch.randn(wanted.images, *shape, device=device)
             drawn = milliseconds(model, images, by="sample", num_samples=NUM_DRAWS)
-            taken = milliseconds(model, images, by="linearised")
             row: dict[str, Any] = {"network": name, "scales": words, "images": wanted.images}
-            row |= {"sampled_ms": round(drawn / NUM_DRAWS, 2), "linearised_ms": round(taken, 2)}
-            row["passes"] = round(NUM_DRAWS * taken / drawn, 1)
+            row["sampled_ms"] = round(drawn / NUM_DRAWS, 2)
+            for way, options in WAYS.items():
+                taken = milliseconds(model, images, **options)
+                row[way] = round(NUM_DRAWS * taken / drawn, 1)
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     report = {"provenance": provenance(__file__), "rows": rows}
