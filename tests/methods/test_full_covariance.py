@@ -167,7 +167,7 @@ def test_weights_that_no_layer_reads_are_refused_by_name() -> None:
 
     method = bf.FullCovariance()
     model = bf.convert(Shifted(), method)
-    with pytest.raises(ValueError, match=r"linear layers and convolutions only, got .*gain"):
+    with pytest.raises(ValueError, match=r"padded with zeros, got .*gain"):
         described(method, model, torch.randn(3, 2))
 
 
@@ -194,3 +194,28 @@ def test_compiling_is_refused_before_anything_is_built() -> None:
     model = bf.convert(nn.Linear(2, 2), bf.FullCovariance())
     with pytest.raises(ValueError, match="compile must be False with FullCovariance"):
         bf.fit(model, [(torch.randn(2, 2), torch.tensor([0, 1]))], epochs=1, compile=True)
+
+
+def test_positions_that_come_first_are_refused() -> None:
+    class First(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input.mT).sum(1)
+
+    method = bf.FullCovariance()
+    model = bf.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), method)
+    model.register_forward_pre_hook(lambda _, args: args[0].reshape(-1, 3))
+    model.register_forward_hook(lambda *call: call[-1].view(2, 5, 2).mean(1))
+    with pytest.raises(ValueError, match="a row for each example"):
+        described(method, model, torch.randn(2, 5, 3))
+
+
+@pytest.mark.parametrize("through", ["moments", "mean"])
+def test_mixed_precision_trains(through: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), 30)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = bf.convert(net, bf.FullCovariance(through=through))
+    options = {"learning_rate": 0.02, "precision": "bf16-mixed", "progress": False}
+    history = bf.fit(model, loader, epochs=15, **options)
+    assert history.last["nll"] < 0.8 * history.rows[0]["nll"]

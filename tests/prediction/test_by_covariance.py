@@ -125,7 +125,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{id(method)}")
+@pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_at_mean_weights_it_is_the_linearised_network(name, method):
     torch.manual_seed(0)
@@ -252,3 +252,179 @@ def test_maps_of_classes_are_refused():
     maps = bf.convert(nn.Conv2d(2, 3, 1), bf.MeanField())
     with pytest.raises(ValueError, match="by='covariance' reads classes off outputs of shape"):
         bf.predict(maps, torch.randn(2, 2, 4, 4), by="covariance", likelihood="classification")
+
+
+class SequenceFirst(nn.Module):
+    """Positions, not examples, come first inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.mix(x.transpose(0, 1))).mean(0))
+
+
+class Windows(SequenceFirst):
+    """Examples are cut into rows."""
+
+    def forward(self, x):
+        rows = torch.tanh(self.mix(x.reshape(-1, 3)))
+        return self.head(rows.view(*x.shape[:2], -1).mean(1))
+
+
+class Table(SequenceFirst):
+    """A table that all examples share, and an activation of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 3))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.mix(x[:, 0]) + self.mix(torch.sigmoid(self.position))))
+
+
+@pytest.mark.parametrize("build", [SequenceFirst, Windows, Table])
+@pytest.mark.parametrize("num_positions", [1, 4, 5])
+def test_layers_without_a_row_for_each_example(build, num_positions):
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(build().double(), bf.MeanField(biases=True)), 0.2).eval()
+    x = torch.randn(5, num_positions, 3, dtype=torch.float64)
+    whole = found(model, x)
+    each = [found(model, x[index : index + 1]) for index in range(5)]
+    torch.testing.assert_close(whole.mean, torch.cat([one.mean for one in each]))
+    torch.testing.assert_close(whole.covariance, torch.cat([one.covariance for one in each]))
+    with bf.mean_weights(model), torch.no_grad():
+        _, covariance = linearised_outputs(model, x)
+    torch.testing.assert_close(found(model, x, "mean").covariance, covariance)
+
+
+def test_one_output_without_an_axis():
+    class Scalar(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.head = nn.Linear(3, 5), nn.Linear(5, 1)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.hidden(x))).squeeze(1)
+
+    model = set_stds(bf.convert(Scalar(), bf.MeanField()), 0.2)
+    x = torch.randn(4, 3)
+    answer = predicted(model, x, by="covariance").epistemic
+    assert answer.shape == (4,)
+    sampled = predicted(model, x, by="sample", num_samples=4000, seed=0).epistemic
+    assert ((answer / sampled).log().abs() < 0.15).all()
+
+
+def test_it_says_the_same_in_inference_mode_and_of_frozen_parameters():
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(Embedded(), bf.MeanField(biases=True)), 0.3).eval()
+    tokens = torch.randint(0, 7, (5, 3))
+    wanted = predicted(model, tokens, by="covariance").epistemic
+    with torch.inference_mode():
+        torch.testing.assert_close(predicted(model, tokens, by="covariance").epistemic, wanted)
+        copied = tokens.clone()
+    torch.testing.assert_close(predicted(model, copied, by="covariance").epistemic, wanted)
+    model.requires_grad_(False)
+    torch.testing.assert_close(predicted(model, tokens, by="covariance").epistemic, wanted)
+
+
+def test_noise_from_elsewhere_is_counted_once():
+    class Looked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(7, 60), nn.Linear(60, 2)
+
+        def forward(self, tokens):
+            return self.head(torch.relu(self.table(tokens)).mean(1))
+
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(Looked(), bf.MeanField()), 0.3).eval()
+    tokens = torch.randint(0, 7, (6, 3))
+    for _ in range(2):
+        sampled = predicted(model, tokens, by="sample", num_samples=4000, seed=0).epistemic
+        ratio = predicted(model, tokens, by="covariance").epistemic / sampled
+        assert (ratio.log().abs() < 0.3).all()
+        model.requires_grad_(False)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, mix, number=None):
+        del number
+        return self.layer(mix @ x)[:, 0]
+
+
+def test_inputs_of_several_kinds():
+    from collections import UserDict
+
+    model = set_stds(bf.convert(Mixed(), bf.MeanField()), 0.2).eval()
+    inputs = UserDict(x=torch.randn(4, 5, 3), mix=torch.randn(1, 5), number=torch.tensor(2.0))
+    whole, parts = found(model, inputs), found(model, inputs, memory_limit=1)
+    assert whole.mean.shape == parts.mean.shape == (4, 2)
+    torch.testing.assert_close(whole.mean, parts.mean)
+
+
+def test_what_is_changed_in_place_was_noted_before():
+    class Adding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+            self.in_place = True
+
+        def forward(self, x):
+            x = self.first(x)
+            y = 2 * self.second(x)
+            if not self.in_place:
+                return x + y
+            x += y
+            return x
+
+    model = set_stds(bf.convert(Adding(), bf.MeanField()), 0.2)
+    x = torch.randn(4, 3)
+    in_place = found(model, x)
+    model.in_place = False
+    torch.testing.assert_close(in_place.covariance, found(model, x).covariance)
+
+
+def test_a_bias_of_two_layers_is_followed_to_both():
+    class SharedBias(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.bias = self.first.bias
+
+        def forward(self, x):
+            return self.first(x) + self.second(x) + x @ self.first.weight
+
+    model = set_stds(bf.convert(SharedBias().double(), bf.MeanField(biases=True)), 0.3).eval()
+    x = torch.randn(4, 4, dtype=torch.float64)
+    with bf.mean_weights(model), torch.no_grad():
+        _, covariance = linearised_outputs(model, x)
+    torch.testing.assert_close(found(model, x).covariance, covariance)
+
+
+def test_a_layer_without_gradients_is_refused():
+    class Backbone(nn.Sequential):
+        def forward(self, x):
+            with torch.no_grad():
+                x = self[0](x)
+            return self[1](x)
+
+    model = bf.convert(Backbone(nn.Linear(3, 4), nn.Linear(4, 2)), bf.MeanField())
+    with pytest.raises(RuntimeError, match="without gradients"):
+        predicted(model, torch.randn(2, 3), by="covariance")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_float32(dtype):
+    torch.manual_seed(0)
+    model = set_stds(bf.convert(Convolutions(), bf.MeanField(biases=True)), 0.1).eval()
+    x = torch.randn(5, 2, 7, 7)
+    wanted = found(model, x).covariance
+    short = found(model.to(dtype), x.to(dtype))
+    assert short.covariance.dtype == torch.float32
+    torch.testing.assert_close(short.covariance, wanted, rtol=0.1, atol=0.02 * float(wanted.max()))

@@ -30,9 +30,10 @@ from bayesify.methods.described_outputs import expected_nll
 from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules
 from bayesify.moments.rule_table import RULES, Rules
-from bayesify.prediction.by_covariance import covariance_of, noted
+from bayesify.prediction.by_covariance import covariance_of
 from bayesify.prediction.correlated_outputs import CorrelatedOutputs, root_of
 from bayesify.prediction.evaluation_mode import evaluating
+from bayesify.prediction.noisy_calls import noted
 from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
 
@@ -55,8 +56,8 @@ class FullCovariance(Variational):
         rules: Those of the moments; "taylor" are the papers'.
         num_logits: Draws of the logits that a training step averages over.
         scale: "weight" for one variance per weight, "out" for one per output unit.
-        where: Which tensors become random (see `bayesify.conversion.select`): weights of linear
-            layers and convolutions can.
+        where: Which tensors become random (see `bayesify.conversion.select`): weights of nn.Linear,
+            nn.Conv1d and nn.Conv2d can.
         biases: Whether biases become random too.
     """
 
@@ -114,18 +115,30 @@ class FullCovariance(Variational):
     def _described(
         self, model: nn.Module, forward: Callable[[], Any], *, create_graph: bool
     ) -> CorrelatedOutputs:
+        returned: list[Any] = []
         with (
             torch.enable_grad(),
             evaluating(model),
             self.sampling(model, self.through),
             noted(model) as found,
         ):
-            output = output_tensor(forward(), (Tensor, Moments))
+            # What wraps the model may do things to its output that forbid derivatives of it.
+            handle = model.register_forward_hook(lambda *call: returned.append(call[-1]))
+            try:
+                forward()
+            finally:
+                handle.remove()
         if rest := found.out_of_reach():
             names = [name for name, site in named_posteriors(model).items() if site in rest]
             raise ValueError(
-                "FullCovariance trains weights that are read by linear layers and convolutions "
-                f"only, got {', '.join(names)}: leave them out by `where`"
+                "FullCovariance trains weights that are read by nn.Linear, nn.Conv1d and "
+                f"nn.Conv2d padded with zeros, got {', '.join(names)}: leave them out by `where`"
+            )
+        output = output_tensor(returned[-1], (Tensor, Moments))
+        if not found.lead_with(len(output)):
+            raise ValueError(
+                "FullCovariance trains models whose layers have a row for each example, the first "
+                "axis of what they return; in this one positions come first, or examples are cut"
             )
         return covariance_of(output, found, create_graph=create_graph)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesify.moments.gaussian_functions import hermite_moments
 from bayesify.moments.moments import Moments, precise, rule
 from bayesify.moments.rule_table import Rule, current_rules
-from bayesify.moments.watched_functions import seen
+from bayesify.moments.watched_functions import after_function, before_function
 
 Function = Callable[..., Tensor]
 
@@ -59,12 +59,16 @@ class Elementwise:
 
     def apply(self, x: Moments, *parameters: Any) -> Moments:
         """Return the moments of the function under the current choice of rules."""
-        mean, v = x.expected, x.variance_or_none
-        if v is None:
-            return Moments(self.value(mean, *parameters))
+        if x.variance_or_none is None:
+            return Moments(self.value(x.expected, *parameters))
+        x = before_function(x)
+        return after_function(x, self._apply(x, *parameters))
+
+    def _apply(self, x: Moments, *parameters: Any) -> Moments:
+        mean, v = x.pair()
         is_half = mean.dtype in (torch.bfloat16, torch.float16)
         if self.coarse is not None and is_half and current_rules() != "taylor":
-            return seen(x, Moments(*self.coarse(mean, v, *parameters)))
+            return Moments(*self.coarse(mean, v, *parameters))
         m, v = precise(x)
         if current_rules() == "taylor":
             return Moments(self.value(mean, *parameters), self.slope(m, *parameters).square() * v)
@@ -72,4 +76,4 @@ class Elementwise:
             first, second = hermite_moments(lambda z: self.value(z, *parameters), m, v)
         else:
             first, second = self.moments(m, v, *parameters)
-        return seen(x, Moments(first.to(mean.dtype), second))
+        return Moments(first.to(mean.dtype), second)

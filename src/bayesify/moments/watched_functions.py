@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+import torch
 
 from bayesify.moments.moments import Moments
 
-Note = Callable[[Moments, Moments], Moments]
+
+class Watcher(Protocol):
+    """Who looks at such functions."""
+
+    def before(self, x: Moments) -> Moments:
+        """Take what a function is given, and return what it is to be given."""
+        ...
+
+    def after(self, x: Moments, result: Moments) -> Moments:
+        """Take what it was given and what it found, and return what it is to return."""
+        ...
 
 
-class _Watching:
-    """Who looks; a plain attribute, which the compiler guards."""
+class _Watching(threading.local):
+    """Who looks, in each thread; compiled code is never looked at."""
 
-    note: Note | None = None
+    watcher: Watcher | None = None
 
 
 _watching = _Watching()
 
 
 @contextmanager
-def functions_watched(note: Note) -> Iterator[None]:
-    """Show the input and the result of every such function, and take what comes back for it."""
-    before = _watching.note
-    _watching.note = note
+def functions_watched(watcher: Watcher) -> Iterator[None]:
+    """Show the activations of a pass to a watcher: all that `Elementwise` has moments of."""
+    before = _watching.watcher
+    _watching.watcher = watcher
     try:
         yield
     finally:
-        _watching.note = before
+        _watching.watcher = before
 
 
-def seen(x: Moments, result: Moments) -> Moments:
-    """Return a result as who looks leaves it."""
-    return result if _watching.note is None else _watching.note(x, result)
+def before_function(x: Moments) -> Moments:
+    """Return what a function is to be given."""
+    if torch.compiler.is_compiling() or _watching.watcher is None:
+        return x
+    return _watching.watcher.before(x)
+
+
+def after_function(x: Moments, result: Moments) -> Moments:
+    """Return what a function is to return."""
+    if torch.compiler.is_compiling() or _watching.watcher is None:
+        return result
+    return _watching.watcher.after(x, result)

@@ -15,27 +15,24 @@ Of the variance that an activation has by its rule E f'(z)^2 Var z is passed on 
 the part that is no multiple of z, is noise of its own.
 
 What is left out: that positions share their noise where it is multiplied by noise, and in what an
-activation adds; and what maxima and norms do to it beyond first order.
+activation adds; the product of two noises, as in gates and attention; and what maxima, norms and
+softmax do to noise beyond first order. Factors of `correct_moments` are not applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from bayesify.conversion.layer_class import posterior_of
-from bayesify.conversion.posterior import Posterior, posteriors
+from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments, precise, precise_dtype
-from bayesify.moments.moments import mean_of, variance_of
-from bayesify.moments.watched_functions import functions_watched
 from bayesify.prediction.by_linearisation import linearised
 from bayesify.prediction.correlated_outputs import (
     CorrelatedOutputs,
@@ -46,52 +43,14 @@ from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Cost,
     covariance,
-    layers_to_watch,
-    read_elsewhere,
     shared_or_dense_variance,
     sites_of,
     uses_of_weights,
 )
+from bayesify.prediction.noisy_calls import Bend, NoisyCall, NoisyCalls, noted
 from bayesify.prediction.predictive import Predictive
 from bayesify.training.likelihood import Likelihood
-from bayesify.types import batch_size, call_model, output_tensor
-
-
-class NoisyCall(NamedTuple):
-    """One call of a layer that adds noise: what it was given, and a 0 added to what it returned."""
-
-    layer: nn.Module
-    given: Any
-    shift: Tensor
-
-
-class Bend(NamedTuple):
-    """One call of an activation: mean and variance before and after it, and a 0 added behind."""
-
-    given: Tensor
-    given_variance: Tensor
-    mean: Tensor
-    variance: Tensor
-    shift: Tensor
-
-
-@dataclass
-class NoisyCalls:
-    """What adds noise in a pass, and the posteriors whose noise entered it in other ways."""
-
-    calls: list[NoisyCall] = field(default_factory=list)
-    bends: list[Bend] = field(default_factory=list)
-    elsewhere: set[Posterior] = field(default_factory=set)
-
-    def reached(self) -> list[NoisyCall]:
-        """Return the calls of layers whose weights were read nowhere else."""
-        return [call for call in self.calls if not sites_of(call.layer) & self.elsewhere]
-
-    def out_of_reach(self) -> set[Posterior]:
-        """Return the posteriors whose noise those calls do not tell."""
-        reached = set[Posterior]().union(*(sites_of(call.layer) for call in self.reached()))
-        every = set[Posterior]().union(*(sites_of(call.layer) for call in self.calls))
-        return (every | self.elsewhere) - reached
+from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
 
 @torch.no_grad()
@@ -114,7 +73,9 @@ def predict_covariance(
         num_outputs: How many logits of each example have a derivative; None takes all.
     """
     check_num_outputs(num_outputs, likelihood)
-    outputs = covariant_outputs(model, inputs, memory_limit, num_outputs)
+    with torch.inference_mode(mode=False):
+        inputs = map_tensors(inputs, lambda leaf: leaf.clone() if leaf.is_inference() else leaf)
+        outputs = covariant_outputs(model, inputs, memory_limit, num_outputs)
     return of_correlated(outputs, likelihood, "covariance", made_by)
 
 
@@ -127,71 +88,69 @@ def covariant_outputs(
     weights (`by_linearisation`).
     """
     number = batch_size(inputs)
-    limit = bytes_to_take(model, memory_limit)
-    at_once = max(1, min(number, limit // _bytes_per_example(model, inputs, num_outputs)))
-    parts: list[CorrelatedOutputs] = []
-    rest: set[Posterior] = set()
-    for start in range(0, max(number, 1), at_once):
-        some = _cut(inputs, start, start + at_once)
-        with torch.enable_grad(), noted(model) as found:
-            output = output_tensor(call_model(model, some), (Tensor, Moments))
-        rest |= found.out_of_reach()
-        parts.append(covariance_of(output, found, num_outputs))
-    whole = [None if kind[0] is None else torch.cat(kind) for kind in zip(*parts, strict=True)]
-    mean, spread, places = whole
-    assert mean is not None
-    assert spread is not None
+    at_once = number
+    if number > 1:
+        limit = bytes_to_take(model, memory_limit)
+        at_once = max(1, min(number, limit // _bytes_per_example(model, inputs, num_outputs)))
+    parts = _parts(model, inputs, at_once, num_outputs)
+    if parts is None:
+        # Of one example everything there is belongs to it.
+        parts = _parts(model, inputs, 1, num_outputs) or []
+    mean = torch.cat([part.mean for part, _ in parts])
+    spread = torch.cat([part.covariance for part, _ in parts])
+    each = [part.places for part, _ in parts if part.places is not None]
+    places = torch.cat(each) if each else None
+    rest = set[Posterior]().union(*(found for _, found in parts))
     if rest:
-        number_taken = None if places is None else places.shape[1]
         with forward_by(model, "mean"):
-            more = linearised(model, inputs, memory_limit, number_taken, chosen=places, only=rest)
+            more = linearised(model, inputs, memory_limit, num_outputs, chosen=places, only=rest)
         spread = spread + more.covariance.to(spread.dtype)
     return CorrelatedOutputs(mean, spread, places)
 
 
-@contextmanager
-def noted(model: nn.Module) -> Iterator[NoisyCalls]:
-    """Note the calls of layers that add noise, in a pass of moments with gradients."""
-    layers = layers_to_watch(model)
-    found = NoisyCalls()
+def _parts(
+    model: nn.Module, inputs: Any, at_once: int, num_outputs: int | None
+) -> list[tuple[CorrelatedOutputs, set[Posterior]]] | None:
+    """Return outputs of so many examples at a time, and what posteriors are out of reach.
 
-    def note(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        shift = torch.zeros_like(mean_of(output)).requires_grad_()
-        found.calls.append(NoisyCall(layer, args[0] if args else kwargs["input"], shift))
-        return output + shift
-
-    def note_bend(x: Moments, result: Moments) -> Moments:
-        mean, variance = result.pair()
-        shift = torch.zeros_like(mean).requires_grad_()
-        found.bends.append(Bend(*x.pair(), mean, variance, shift))
-        return Moments(mean + shift, variance)
-
-    sites = [site for site in posteriors(model) if site.num_random]
-    with read_elsewhere(layers, sites) as elsewhere, functions_watched(note_bend):
-        # After those of `read_elsewhere`, so that a layer is at work until it has returned.
-        handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-        try:
-            yield found
-        finally:
-            for handle in handles:
-                handle.remove()
-            found.elsewhere |= elsewhere
+    None where some layer or activation has no row for each example: where positions come first,
+    where examples are cut into windows, or where it works on what all examples share.
+    """
+    number = batch_size(inputs)
+    parts: list[tuple[CorrelatedOutputs, set[Posterior]]] = []
+    for start in range(0, max(number, 1), max(at_once, 1)):
+        some = _cut(inputs, number, start, start + at_once)
+        with torch.enable_grad(), noted(model) as found:
+            output = output_tensor(call_model(model, some), (Tensor, Moments))
+        if at_once > 1 and not found.lead_with(len(output)):
+            return None
+        outputs = covariance_of(output, found, num_outputs, is_whole=at_once == 1)
+        parts.append((outputs, found.out_of_reach()))
+    return parts
 
 
 def covariance_of(
-    output: Any, found: NoisyCalls, num_outputs: int | None = None, *, create_graph: bool = False
+    output: Any,
+    found: NoisyCalls,
+    num_outputs: int | None = None,
+    *,
+    is_whole: bool = False,
+    create_graph: bool = False,
 ) -> CorrelatedOutputs:
-    """Return the outputs of a pass with the covariance of what its layers added.
+    """Return the outputs of a pass with the covariance of what it added.
 
     Args:
         output: What the model returned, moments or numbers that are certain.
-        found: The calls of its layers.
+        found: What adds noise.
         num_outputs: How many outputs of each example, the largest, have a derivative.
+        is_whole: Whether the pass was of one example, to which all belongs that is noted; else the
+            first axis of it is that of examples.
         create_graph: Whether the covariance is to have derivatives itself.
     """
     with torch.enable_grad():
         mean = precise(output)[0] if isinstance(output, Moments) else output
-        flat = mean.to(precise_dtype(mean.dtype)).flatten(1)
+        mean = mean.to(precise_dtype(mean.dtype))
+        flat = mean[:, None] if mean.ndim == 1 else mean.flatten(1)
         size = flat.shape[1]
         number = size if num_outputs is None else min(num_outputs, size)
         places = flat.detach().topk(number, 1).indices if number < size else None
@@ -199,21 +158,31 @@ def covariance_of(
     calls = found.reached()
     shifts = [each.shift for each in (*calls, *found.bends)]
     slopes = _slopes(rows, shifts, create_graph=create_graph)
-    spread = flat.new_zeros(len(flat), number, number)
     own = [_own_noise(bend, create_graph=create_graph) for bend in found.bends if slopes]
     with torch.set_grad_enabled(create_graph):
+        if is_whole:
+            calls = [_of_one_example(call) for call in calls]
+            own = [noise[None] for noise in own]
+            # (1, D, ...) of whatever shape it has, its first axis being none of examples.
+            slopes = [each.movedim(1, 0)[None] for each in slopes]
+        spread = flat.new_zeros(len(flat), number, number)
         for group in _sharing(calls) if slopes else []:
             spread = spread + _added([calls[i] for i in group], [slopes[i] for i in group])
         for noise, g in zip(own, slopes[len(calls) :], strict=True):
             spread = spread + _of_apart(g, noise)
-    mean = flat.view(mean.shape)
     if create_graph:
         return CorrelatedOutputs(mean, spread, places)
     return CorrelatedOutputs(mean.detach(), spread.detach(), places)
 
 
+def _of_one_example(call: NoisyCall) -> NoisyCall:
+    variance = call.given_variance
+    variance = None if variance is None else variance.expand(call.given.shape)[None]
+    return call._replace(given=call.given[None], given_variance=variance, shift=call.shift[None])
+
+
 def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> list[Tensor]:
-    """Return the derivatives of each example's outputs in each shift, (batch, D, ...)."""
+    """Return the derivatives of outputs in each shift, the outputs on the second axis."""
     if not (shifts and len(rows) and rows.requires_grad):
         return []
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
@@ -242,7 +211,7 @@ def _sharing(calls: Sequence[NoisyCall]) -> list[list[int]]:
 def _added(calls: Sequence[NoisyCall], slopes: Sequence[Tensor]) -> Tensor:
     """Return the covariances that come from the layers of some calls, (batch, D, D)."""
     layers = [call.layer for call in calls]
-    given = [mean_of(call.given).to(g.dtype) for call, g in zip(calls, slopes, strict=True)]
+    given = [call.given.to(g.dtype) for call, g in zip(calls, slopes, strict=True)]
 
     def example(given: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         uses = uses_of_weights(layers, given, slopes)
@@ -265,8 +234,6 @@ def _of_apart(slopes: Tensor, noise: Tensor) -> Tensor:
 
 def _own_noise(bend: Bend, *, create_graph: bool) -> Tensor:
     """Return the variance behind an activation that is no multiple of what came."""
-    if not bend.mean.requires_grad or not bend.given.requires_grad:
-        return bend.variance
     with torch.enable_grad():
         (gain,) = torch.autograd.grad(
             bend.mean.sum(), bend.given, retain_graph=True, create_graph=create_graph
@@ -278,40 +245,52 @@ def _own_noise(bend: Bend, *, create_graph: bool) -> Tensor:
 
 def _noise_of_noise(call: NoisyCall, slopes: Tensor) -> Tensor | None:
     """Return the variances that uncertain weights have from uncertain inputs, (batch, outputs)."""
-    variance, weight = variance_of(call.given), posterior_of(call.layer, "weight")
+    variance, weight = call.given_variance, posterior_of(call.layer, "weight")
     if variance is None or weight is None or not weight.num_random:
         return None
     layer: Any = call.layer
-    variance = variance.to(slopes.dtype).expand(mean_of(call.given).shape)
+    variance = variance.to(slopes.dtype).expand(call.given.shape)
     spread = weight.dense_variance().to(slopes.dtype)
     if isinstance(layer, nn.Linear):
         return F.linear(variance, spread).flatten(1)
-    return layer._conv_forward(variance, spread, None).flatten(1)
+    # One example, with or without an axis of its own, has another one here.
+    sides = variance.shape[-1 - len(layer.kernel_size) :]
+    noise = layer._conv_forward(variance.reshape(-1, *sides), spread, None)
+    return noise.reshape(len(variance), -1)
 
 
-@torch.no_grad()
 def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -> int:
-    """Return what the derivatives of one example take, as far as can be told beforehand."""
-    if not batch_size(inputs):
-        return 1
-    with noted(model) as found:
-        output = output_tensor(call_model(model, _cut(inputs, 0, 1)), (Tensor, Moments))
+    """Return what the derivatives of one example take, or more than there is where it is no row."""
+    first = _cut(inputs, batch_size(inputs), 0, 1)
+    with torch.enable_grad(), noted(model) as found:
+        output = output_tensor(call_model(model, first), (Tensor, Moments))
+    if not found.lead_with(len(output)):
+        return sys.maxsize
     size = output.shape[1:].numel()
     number = size if num_outputs is None else min(num_outputs, size)
     most, between, seen = 0, 0, 0
     between += sum(3 * bend.shift.numel() for bend in found.bends)
     for call in found.reached():
-        given, shift = mean_of(call.given), call.shift
-        between += given.numel() + shift.numel()
-        slopes = shift[0].to(precise_dtype(shift.dtype)).expand(number, *shift.shape[1:])
-        uses = uses_of_weights([call.layer], [given[0].to(slopes.dtype)], [slopes])
+        between += call.given.numel() + call.shift.numel()
+        slopes = call.shift[0].to(precise_dtype(call.shift.dtype))
+        slopes = slopes.detach().expand(number, *call.shift.shape[1:])
+        given = call.given[0].detach().to(slopes.dtype)
+        uses = uses_of_weights([call.layer], [given], [slopes])
         for site, use in uses.items():
             seen = max(seen, use.given.numel())
             cost = Cost(use, shared_or_dense_variance(site), number)
             most = max(most, cost.num_written)
     # What a pass keeps of moments for its gradients is some ten numbers for each there is.
-    return 4 * ((10 + 2 * number) * between + seen + most) + 1
+    word = precise_dtype(output.dtype).itemsize
+    return word * ((10 + 2 * number) * between + seen + most) + 1
 
 
-def _cut(inputs: Any, start: int, end: int) -> Any:
-    return tree_map(lambda leaf: leaf[start:end] if isinstance(leaf, Tensor) else leaf, inputs)
+def _cut(inputs: Any, number: int, start: int, end: int) -> Any:
+    """Return some of the examples; what has no row for each of them belongs to all."""
+    if start == 0 and end >= number:
+        return inputs
+
+    def part(leaf: Tensor) -> Tensor:
+        return leaf[start:end] if leaf.ndim and len(leaf) == number else leaf
+
+    return map_tensors(inputs, part)
