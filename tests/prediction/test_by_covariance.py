@@ -281,7 +281,9 @@ class Table(SequenceFirst):
         self.position = nn.Parameter(torch.randn(1, 3))
 
     def forward(self, x):
-        return self.head(torch.tanh(self.mix(x[:, 0]) + self.mix(torch.sigmoid(self.position))))
+        gain = torch.sigmoid(self.position[0, 0])
+        shift = self.mix(torch.sigmoid(self.position))
+        return self.head(torch.tanh(gain * self.mix(x[:, 0]) + shift))
 
 
 @pytest.mark.parametrize("build", [SequenceFirst, Windows, Table])

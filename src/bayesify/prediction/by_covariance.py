@@ -21,6 +21,7 @@ softmax do to noise beyond first order. Factors of `correct_moments` are not app
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -34,11 +35,7 @@ from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments, precise, precise_dtype
 from bayesify.prediction.by_linearisation import linearised
-from bayesify.prediction.correlated_outputs import (
-    CorrelatedOutputs,
-    check_num_outputs,
-    of_correlated,
-)
+from bayesify.prediction.correlated_outputs import CorrelatedOutputs
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Cost,
@@ -48,37 +45,11 @@ from bayesify.prediction.layer_slopes import (
     uses_of_weights,
 )
 from bayesify.prediction.noisy_calls import Bend, NoisyCall, NoisyCalls, noted
-from bayesify.prediction.predictive import Predictive
-from bayesify.training.likelihood import Likelihood
 from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
 
 @torch.no_grad()
-def predict_covariance(
-    model: nn.Module,
-    inputs: Any,
-    likelihood: Likelihood,
-    made_by: str,
-    memory_limit: int | None = None,
-    num_outputs: int | None = None,
-) -> Predictive:
-    """Predict a batch with a model whose posteriors give moments now.
-
-    Args:
-        model: The model, in evaluation mode: examples do not see each other.
-        inputs: Inputs, as the model takes them.
-        likelihood: What its outputs mean.
-        made_by: How it is made, in words.
-        memory_limit: Bytes that the derivatives of some examples may take together.
-        num_outputs: How many logits of each example have a derivative; None takes all.
-    """
-    check_num_outputs(num_outputs, likelihood)
-    with torch.inference_mode(mode=False):
-        inputs = map_tensors(inputs, lambda leaf: leaf.clone() if leaf.is_inference() else leaf)
-        outputs = covariant_outputs(model, inputs, memory_limit, num_outputs)
-    return of_correlated(outputs, likelihood, "covariance", made_by)
-
-
+@torch.inference_mode(mode=False)
 def covariant_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None, num_outputs: int | None = None
 ) -> CorrelatedOutputs:
@@ -86,7 +57,15 @@ def covariant_outputs(
 
     Weights that are no linear layer's and no convolution's are taken to first order, at the mean
     weights (`by_linearisation`).
+
+    Args:
+        model: The model, in evaluation mode, its posteriors read as moments.
+        inputs: Inputs, as the model takes them.
+        memory_limit: Bytes that the derivatives of some examples may take together.
+        num_outputs: How many outputs of each example, the largest, have a derivative; None for
+            all.
     """
+    inputs = map_tensors(inputs, lambda leaf: leaf.clone() if leaf.is_inference() else leaf)
     number = batch_size(inputs)
     at_once = number
     if number > 1:
@@ -163,8 +142,8 @@ def covariance_of(
         if is_whole:
             calls = [_of_one_example(call) for call in calls]
             own = [noise[None] for noise in own]
-            # (1, D, ...) of whatever shape it has, its first axis being none of examples.
-            slopes = [each.movedim(1, 0)[None] for each in slopes]
+        # (batch, D, ...), by the first axis or by a new one.
+        slopes = [each[None] if is_whole else each.movedim(0, 1) for each in slopes]
         spread = flat.new_zeros(len(flat), number, number)
         for group in _sharing(calls) if slopes else []:
             spread = spread + _added([calls[i] for i in group], [slopes[i] for i in group])
@@ -182,7 +161,7 @@ def _of_one_example(call: NoisyCall) -> NoisyCall:
 
 
 def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> list[Tensor]:
-    """Return the derivatives of outputs in each shift, the outputs on the second axis."""
+    """Return the derivatives of outputs in each shift, (D, *its shape)."""
     if not (shifts and len(rows) and rows.requires_grad):
         return []
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
@@ -193,7 +172,7 @@ def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> li
         )
         for way in torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     ]
-    return [torch.stack(each, 1).to(rows.dtype) for each in zip(*of_rows, strict=True)]
+    return [torch.stack(each).to(rows.dtype) for each in zip(*of_rows, strict=True)]
 
 
 def _sharing(calls: Sequence[NoisyCall]) -> list[list[int]]:
@@ -228,8 +207,8 @@ def _added(calls: Sequence[NoisyCall], slopes: Sequence[Tensor]) -> Tensor:
 
 def _of_apart(slopes: Tensor, noise: Tensor) -> Tensor:
     """Return the covariances that come from noise of these variances, each entry's its own."""
-    g = slopes.flatten(2)
-    return (g * noise.to(g.dtype).flatten(1)[:, None]) @ g.mT
+    g = slopes.reshape(*slopes.shape[:2], math.prod(slopes.shape[2:]))
+    return (g * noise.to(g.dtype).view(len(g), 1, -1)) @ g.mT
 
 
 def _own_noise(bend: Bend, *, create_graph: bool) -> Tensor:
@@ -268,8 +247,8 @@ def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -
         return sys.maxsize
     size = output.shape[1:].numel()
     number = size if num_outputs is None else min(num_outputs, size)
-    most, between, seen = 0, 0, 0
-    between += sum(3 * bend.shift.numel() for bend in found.bends)
+    most, seen = 0, 0
+    between = sum(3 * bend.shift.numel() for bend in found.bends)
     for call in found.reached():
         between += call.given.numel() + call.shift.numel()
         slopes = call.shift[0].to(precise_dtype(call.shift.dtype))

@@ -22,11 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayesify.conversion.posterior import Posterior
 from bayesify.moments import precise_dtype
-from bayesify.prediction.correlated_outputs import (
-    CorrelatedOutputs,
-    check_num_outputs,
-    of_correlated,
-)
+from bayesify.prediction.correlated_outputs import CorrelatedOutputs
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Call,
@@ -41,37 +37,11 @@ from bayesify.prediction.layer_slopes import (
     uses_of_weights,
     watched,
 )
-from bayesify.prediction.predictive import Predictive
-from bayesify.training.likelihood import Likelihood
 from bayesify.types import batch_size, call_model, output_tensor
 
 # How far two ways to the slopes of a weight may be apart: so many roots of what numbers are
 # rounded by, and in half precision, where that would be a third of them, this share.
 _ROOTS_APART, _MOST_APART = 4.0, 0.05
-
-
-@torch.no_grad()
-def predict_linearised(
-    model: nn.Module,
-    inputs: Any,
-    likelihood: Likelihood,
-    made_by: str,
-    memory_limit: int | None = None,
-    num_outputs: int | None = None,
-) -> Predictive:
-    """Predict a batch with a model whose weights are at their means now.
-
-    Args:
-        model: The model, in evaluation mode: examples do not see each other.
-        inputs: Inputs, as the model takes them.
-        likelihood: What its outputs mean.
-        made_by: How it is made, in words.
-        memory_limit: Bytes that the derivatives of some examples may take together.
-        num_outputs: How many logits of each example have a derivative; None takes all.
-    """
-    check_num_outputs(num_outputs, likelihood)
-    outputs = linearised(model, inputs, memory_limit, num_outputs)
-    return of_correlated(outputs, likelihood, "linearised", made_by)
 
 
 def linearised_outputs(

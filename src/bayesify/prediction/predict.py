@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.convert import Record, require_record
-from bayesify.prediction.by_covariance import predict_covariance
-from bayesify.prediction.by_linearisation import predict_linearised
+from bayesify.prediction.by_covariance import covariant_outputs
+from bayesify.prediction.by_linearisation import linearised
 from bayesify.prediction.by_moments import predict_moments
+from bayesify.prediction.correlated_outputs import check_num_outputs, of_correlated
 from bayesify.prediction.draws import Draws
 from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.prediction.predictive import (
@@ -119,8 +120,11 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
                 yield predict_moments(model, inputs, meaning, name), targets
                 continue
             if way in _BY_DERIVATIVES:
-                options = {"memory_limit": memory_limit, "num_outputs": num_outputs}
-                yield _BY_DERIVATIVES[way](model, inputs, meaning, name, **options), targets
+                check_num_outputs(num_outputs, meaning)
+                with torch.no_grad():
+                    found = _BY_DERIVATIVES[way](model, inputs, memory_limit, num_outputs)
+                    answer = of_correlated(found, meaning, way, name)
+                yield answer, targets
                 continue
             accumulator = _accumulator(meaning)
             for stack in draws.outputs(inputs, number):
@@ -129,7 +133,7 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
             yield accumulator.result(made_by), targets
 
 
-_BY_DERIVATIVES = {"linearised": predict_linearised, "covariance": predict_covariance}
+_BY_DERIVATIVES = {"linearised": linearised, "covariance": covariant_outputs}
 
 Accumulator = ClassificationAccumulator | RegressionAccumulator | CustomAccumulator
 
