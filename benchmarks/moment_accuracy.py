@@ -58,10 +58,8 @@ FEW_DRAWS, FEW_LOGITS = (4, 10, 30), (1, 3)
 METHODS: dict[str, bf.Method] = {
     "mean_field": bf.MeanField(prior_std=0.1),
     "exact": bf.MomentPropagation(prior_std=0.1, scale="out"),
-    "taylor": bf.MomentPropagation(prior_std=0.1, scale="out", rules="taylor"),
     "pooled": bf.MomentPropagation(prior_std=0.1, scale="out", rules="pooled"),
     "covariance": bf.FullCovariance(prior_std=0.1, scale="out"),
-    "covariance_taylor": bf.FullCovariance(prior_std=0.1, scale="out", rules="taylor"),
     "covariance_at_mean": bf.FullCovariance(prior_std=0.1, scale="out", through="mean"),
 }
 # Ways to predict that derive, beside each set of rules for moments.
@@ -205,7 +203,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--raw", action="store_true", help="leave out factors per module")
     parser.add_argument("--model", type=Path, help="file of a trained network, in place of one")
-    parser.add_argument("--rules", default=",".join(RULES), help="which, beside the linearised")
+    parser.add_argument("--rules", default=",".join(RULES), help="of moments, beside what derives")
     parser.add_argument("--out", type=Path, default=Path("results/vdp/moment_accuracy.json"))
     wanted = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -229,7 +227,7 @@ def main() -> None:
         ways = [("moments", rules, is_corrected) for rules, is_corrected in each_way]
         for by, rules, is_corrected in [*ways, *((by, "exact", False) for by in DERIVED)]:
             record = require_record(model)
-            if isinstance(record.method, (bf.MomentPropagation, bf.FullCovariance)):
+            if isinstance(record.method, bf.MomentPropagation):
                 # It would take its own.
                 record.method = replace(record.method, rules=rules)
             if not is_corrected:

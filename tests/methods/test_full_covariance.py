@@ -197,10 +197,6 @@ def test_compiling_is_refused_before_anything_is_built() -> None:
 
 
 def test_positions_that_come_first_are_refused() -> None:
-    class First(nn.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return super().forward(input.mT).sum(1)
-
     method = bf.FullCovariance()
     model = bf.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), method)
     model.register_forward_pre_hook(lambda _, args: args[0].reshape(-1, 3))
@@ -217,5 +213,5 @@ def test_mixed_precision_trains(through: str) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     model = bf.convert(net, bf.FullCovariance(through=through))
     options = {"learning_rate": 0.02, "precision": "bf16-mixed", "progress": False}
-    history = bf.fit(model, loader, epochs=15, **options)
-    assert history.last["nll"] < 0.8 * history.rows[0]["nll"]
+    history = bf.fit(model, loader, epochs=30, **options)
+    assert history.last["nll"] < 0.7 * history.rows[0]["nll"]

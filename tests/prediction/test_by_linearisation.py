@@ -5,16 +5,8 @@ from torch import nn
 
 import bayesify as bf
 from bayesify.conversion.posterior import posteriors
-from bayesify.prediction.by_linearisation import _Linearised, linearised_outputs
-
-
-def set_stds(model, std):
-    """Give every random weight a standard deviation of its own, around this one."""
-    generator = torch.Generator().manual_seed(1)
-    for site in posteriors(model):
-        wanted = std * (0.5 + torch.rand(site.rho.shape, generator=generator))
-        site.rho.data.copy_(torch.log(torch.expm1(wanted)))
-    return model
+from bayesify.prediction.by_linearisation import _Linearised, linearised
+from scales import set_stds
 
 
 def predicted(model, x, **options):
@@ -60,7 +52,7 @@ def test_covariance_is_that_of_the_jacobian_of_the_dense_weights(method):
     given |= {name: own[name].detach().double() for name in given if name in own}
     given |= {path: mean for path, (mean, _) in dense.items()}
     with bf.mean_weights(model):
-        mean, covariance = linearised_outputs(model, x)
+        mean, covariance = linearised(model, x)[:2]
     for index in range(len(x)):
 
         def output(*weights, index=index):
@@ -237,7 +229,7 @@ def test_largest_logits_have_their_own_covariance_and_the_others_none():
     found = classes_of(model, x, num_outputs=2)
     assert found.made_by == "the linearised network of the 2 largest logits"
     with torch.no_grad(), bf.mean_weights(model):
-        mean, covariance = linearised_outputs(model, x)
+        mean, covariance = linearised(model, x)[:2]
     generator = torch.Generator().manual_seed(0)
     for index in range(len(x)):
         places = mean[index].topk(2).indices

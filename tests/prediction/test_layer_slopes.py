@@ -12,7 +12,7 @@ from bayesify.prediction import layer_slopes
 from bayesify.prediction.by_linearisation import (
     _Linearised,
     derivable_attention,
-    linearised_outputs,
+    linearised,
 )
 from bayesify.prediction.layer_slopes import (
     Cost,
@@ -63,7 +63,7 @@ def assert_right(model, x):
     """Compare outputs and covariances with those of the model and of all slopes."""
     with bf.mean_weights(model):
         with torch.no_grad():
-            outputs, found = linearised_outputs(model, x)
+            outputs, found = linearised(model, x)[:2]
             torch.testing.assert_close(outputs, torch.cat([model(row[None]) for row in x]))
         torch.testing.assert_close(found, expected_covariance(model, x))
 
@@ -89,7 +89,7 @@ def test_models_of_the_project_have_the_covariance_of_all_slopes(name, scale):
         network, slow = (_Linearised(model, x[:1], part) for part in (layers_to_watch(model), []))
         assert len(network.variances) > 2
         assert len(slow.variances) == 0
-        _, found = linearised_outputs(model, x)
+        _, found = linearised(model, x)[:2]
         expected = torch.stack([slow(row[None])[1] for row in x])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
@@ -311,7 +311,7 @@ def chunks(monkeypatch, model, x, limit):
 
     monkeypatch.setattr(torch, "vmap", noted)
     with torch.no_grad(), bf.mean_weights(model):
-        linearised_outputs(model, x, limit)
+        linearised(model, x, limit)[:2]
     monkeypatch.setattr(torch, "vmap", vmap)
     return max(size for size in seen if size)
 
@@ -336,7 +336,7 @@ def test_many_outputs_of_a_few_weights_are_taken_in_less_memory():
     with torch.no_grad(), bf.mean_weights(model):
         ways = [_Linearised(model, x, layers) for layers in (layers_to_watch(model), [])]
         assert ways[0].bytes_per_example > 10 * ways[1].bytes_per_example
-        wide, tight = (linearised_outputs(model, x, limit)[1] for limit in (2**31, 2**20))
+        wide, tight = (linearised(model, x, limit).covariance for limit in (2**31, 2**20))
     torch.testing.assert_close(wide, tight)
 
 

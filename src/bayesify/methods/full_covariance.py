@@ -12,8 +12,7 @@ uncertainty in convolutional neural networks".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,26 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.method import methods
-from bayesify.conversion.plan import Choices, Scale
-from bayesify.conversion.select import Where
 from bayesify.conversion.sites import named_posteriors
-from bayesify.distributions import Normal, NormalPrior
 from bayesify.methods.checks import check_choice
 from bayesify.methods.described_outputs import expected_nll
+from bayesify.methods.moment_propagation import MomentPropagation
 from bayesify.methods.variational import Variational
-from bayesify.moments import Moments, moment_rules
-from bayesify.moments.rule_table import RULES, Rules
+from bayesify.moments import Moments
 from bayesify.prediction.by_covariance import covariance_of
 from bayesify.prediction.correlated_outputs import CorrelatedOutputs, root_of
 from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.prediction.noisy_calls import noted
-from bayesify.training.settings import check_count
 from bayesify.types import OutputMoments, output_tensor
 
 
 @methods.register("full_covariance")
 @dataclass(frozen=True)
-class FullCovariance(Variational):
+class FullCovariance(MomentPropagation):
     """Normal posterior on every selected weight, trained and read by the outputs' covariance.
 
     While it trains, batch norms keep the statistics they have and dropout is off: the covariance
@@ -50,15 +45,15 @@ class FullCovariance(Variational):
         prior_std: Prior standard deviation.
         initial_std: Standard deviation the posterior starts from; None takes a tenth of each
             tensor's root mean square.
-        through: What the derivatives are taken through: a pass of "moments", or one of the "mean"
-            weights, to first order in their noise. Trained by that, a network learns variances
-            that first order does not see: its weights must then not be drawn.
         rules: Those of the moments; "taylor" are the papers'.
         num_logits: Draws of the logits that a training step averages over.
         scale: "weight" for one variance per weight, "out" for one per output unit.
         where: Which tensors become random (see `bayesify.conversion.select`): weights of nn.Linear,
             nn.Conv1d and nn.Conv2d can.
         biases: Whether biases become random too.
+        through: What the derivatives are taken through: a pass of "moments", or one of the "mean"
+            weights, to first order in their noise. Trained by that, a network learns variances
+            that first order does not see: its weights must then not be drawn.
     """
 
     name: ClassVar[str] = "full_covariance"
@@ -67,27 +62,12 @@ class FullCovariance(Variational):
         **{way: words for way, words in Variational.ways.items() if way != "covariance"},
     }
     can_be_compiled: ClassVar[bool] = False
-    how: ClassVar[Literal["sample", "local"]] = "sample"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    prior_std: float = 1.0
-    initial_std: float | None = None
     through: Literal["moments", "mean"] = "moments"
-    rules: Rules = "exact"
-    num_logits: int = 16
-    scale: Scale = "weight"
-    where: Where = "everything"
-    biases: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("through", self.through, ("moments", "mean"))
-        check_choice("rules", self.rules, RULES)
-        check_count("num_logits", self.num_logits)
-
-    def choices(self) -> Choices:
-        """Return the Normal family and the Normal prior."""
-        prior = NormalPrior(std=self.prior_std)
-        return Choices(Normal(), lambda *_: prior, self.initial_std, self.how, self.scale)
 
     def default_way(self) -> str:
         """Predict the way it was trained."""
@@ -105,12 +85,6 @@ class FullCovariance(Variational):
     def outputs(self, model: nn.Module, forward: Callable[[], Any], number: int) -> list[Any]:
         """Return draws of outputs that one pass describes."""
         return list(_draws(self._described(model, forward, create_graph=False), number))
-
-    @contextmanager
-    def sampling(self, model: nn.Module, by: str) -> Iterator[None]:
-        """Carry moments by the chosen rules; other ways draw weights or use their means."""
-        with moment_rules(self.rules), super().sampling(model, by):
-            yield
 
     def _described(
         self, model: nn.Module, forward: Callable[[], Any], *, create_graph: bool

@@ -44,13 +44,6 @@ from bayesify.types import batch_size, call_model, output_tensor
 _ROOTS_APART, _MOST_APART = 4.0, 0.05
 
 
-def linearised_outputs(
-    model: nn.Module, inputs: Any, memory_limit: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return outputs at the mean weights, and the covariance (batch, D, D) of each example's D."""
-    return linearised(model, inputs, memory_limit)[:2]
-
-
 def linearised(
     model: nn.Module,
     inputs: Any,
