@@ -94,7 +94,7 @@ class FullCovariance(MomentPropagation):
             torch.enable_grad(),
             evaluating(model),
             self.sampling(model, self.through),
-            noted(model) as found,
+            noted(model, has_derivatives=create_graph) as found,
         ):
             # What wraps the model may do things to its output that forbid derivatives of it.
             handle = model.register_forward_hook(lambda *call: returned.append(call[-1]))
@@ -114,7 +114,7 @@ class FullCovariance(MomentPropagation):
                 "FullCovariance trains models whose layers have a row for each example, the first "
                 "axis of what they return; in this one positions come first, or examples are cut"
             )
-        return covariance_of(output, found, create_graph=create_graph)
+        return covariance_of(output, found)
 
 
 def _draws(outputs: CorrelatedOutputs, number: int) -> Tensor:

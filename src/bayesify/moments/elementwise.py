@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesify.moments.gaussian_functions import hermite_moments
 from bayesify.moments.moments import Moments, precise, rule
 from bayesify.moments.rule_table import Rule, current_rules
-from bayesify.moments.watched_functions import after_function, before_function
+from bayesify.moments.watched_functions import seen
 
 Function = Callable[..., Tensor]
 
@@ -61,8 +61,7 @@ class Elementwise:
         """Return the moments of the function under the current choice of rules."""
         if x.variance_or_none is None:
             return Moments(self.value(x.expected, *parameters))
-        x = before_function(x)
-        return after_function(x, self._apply(x, *parameters))
+        return seen(x, lambda x: self._apply(x, *parameters))
 
     def _apply(self, x: Moments, *parameters: Any) -> Moments:
         mean, v = x.pair()

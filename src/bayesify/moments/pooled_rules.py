@@ -51,7 +51,7 @@ from bayesify.moments.moments import (
 )
 from bayesify.moments.products import full_precision, second_moment, squares, sum_of_outer
 from bayesify.moments.rule_table import TABLES
-from bayesify.moments.watched_functions import after_function, before_function
+from bayesify.moments.watched_functions import seen
 
 # Layers of fewer inputs or units are taken exactly: their products cost next to nothing, and errors
 # of few inputs do not average out. The last layer of a classifier is one.
@@ -166,5 +166,4 @@ def _gelu(x: Moments, approximate: str = "none") -> Moments:
     is_half = x.dtype in (torch.bfloat16, torch.float16)
     if x.is_certain or approximate != "none" or not is_half:
         return TABLES["exact"][F.gelu](x, approximate)
-    x = before_function(x)
-    return after_function(x, Moments(*gelu_series_moments(*x.pair())))
+    return seen(x, lambda x: Moments(*gelu_series_moments(*x.pair())))

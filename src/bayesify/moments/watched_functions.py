@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,16 +11,14 @@ import torch
 
 from bayesify.moments.moments import Moments
 
+Call = Callable[[Moments], Moments]
+
 
 class Watcher(Protocol):
     """Who looks at such functions."""
 
-    def before(self, x: Moments) -> Moments:
-        """Take what a function is given, and return what it is to be given."""
-        ...
-
-    def after(self, x: Moments, result: Moments) -> Moments:
-        """Take what it was given and what it found, and return what it is to return."""
+    def around(self, x: Moments, function: Call) -> Moments:
+        """Call a function, and return what it is to return."""
         ...
 
 
@@ -44,15 +42,8 @@ def functions_watched(watcher: Watcher) -> Iterator[None]:
         _watching.watcher = before
 
 
-def before_function(x: Moments) -> Moments:
-    """Return what a function is to be given."""
+def seen(x: Moments, function: Call) -> Moments:
+    """Return what a function of one number at a time gives, before the eyes of who looks."""
     if torch.compiler.is_compiling() or _watching.watcher is None:
-        return x
-    return _watching.watcher.before(x)
-
-
-def after_function(x: Moments, result: Moments) -> Moments:
-    """Return what a function is to return."""
-    if torch.compiler.is_compiling() or _watching.watcher is None:
-        return result
-    return _watching.watcher.after(x, result)
+        return function(x)
+    return _watching.watcher.around(x, function)

@@ -44,7 +44,7 @@ from bayesify.prediction.layer_slopes import (
     sites_of,
     uses_of_weights,
 )
-from bayesify.prediction.noisy_calls import Bend, NoisyCall, NoisyCalls, noted
+from bayesify.prediction.noisy_calls import NoisyCall, NoisyCalls, noted
 from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
 
@@ -114,7 +114,6 @@ def covariance_of(
     num_outputs: int | None = None,
     *,
     is_whole: bool = False,
-    create_graph: bool = False,
 ) -> CorrelatedOutputs:
     """Return the outputs of a pass with the covariance of what it added.
 
@@ -124,8 +123,11 @@ def covariance_of(
         num_outputs: How many outputs of each example, the largest, have a derivative.
         is_whole: Whether the pass was of one example, to which all belongs that is noted; else the
             first axis of it is that of examples.
-        create_graph: Whether the covariance is to have derivatives itself.
+
+    Returns:
+        The outputs, with derivatives if what adds noise has them.
     """
+    create_graph = found.has_derivatives
     with torch.enable_grad():
         mean = precise(output)[0] if isinstance(output, Moments) else output
         mean = mean.to(precise_dtype(mean.dtype))
@@ -137,13 +139,13 @@ def covariance_of(
     calls = found.reached()
     shifts = [each.shift for each in (*calls, *found.bends)]
     slopes = _slopes(rows, shifts, create_graph=create_graph)
-    own = [_own_noise(bend, create_graph=create_graph) for bend in found.bends if slopes]
+    own = [bend.own_variance for bend in found.bends if slopes]
     with torch.set_grad_enabled(create_graph):
         if is_whole:
             calls = [_of_one_example(call) for call in calls]
             own = [noise[None] for noise in own]
         # (batch, D, ...), by the first axis or by a new one.
-        slopes = [each[None] if is_whole else each.movedim(0, 1) for each in slopes]
+        slopes = [each[None] if is_whole else each.movedim(0, 1).contiguous() for each in slopes]
         spread = flat.new_zeros(len(flat), number, number)
         for group in _sharing(calls) if slopes else []:
             spread = spread + _added([calls[i] for i in group], [slopes[i] for i in group])
@@ -209,17 +211,6 @@ def _of_apart(slopes: Tensor, noise: Tensor) -> Tensor:
     """Return the covariances that come from noise of these variances, each entry's its own."""
     g = slopes.reshape(*slopes.shape[:2], math.prod(slopes.shape[2:]))
     return (g * noise.to(g.dtype).view(len(g), 1, -1)) @ g.mT
-
-
-def _own_noise(bend: Bend, *, create_graph: bool) -> Tensor:
-    """Return the variance behind an activation that is no multiple of what came."""
-    with torch.enable_grad():
-        (gain,) = torch.autograd.grad(
-            bend.mean.sum(), bend.given, retain_graph=True, create_graph=create_graph
-        )
-    dtype = precise_dtype(bend.variance.dtype)
-    passed_on = gain.to(dtype).square() * bend.given_variance.to(dtype)
-    return (bend.variance.to(dtype) - passed_on).clamp_min(0.0)
 
 
 def _noise_of_noise(call: NoisyCall, slopes: Tensor) -> Tensor | None:
