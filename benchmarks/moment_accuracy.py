@@ -71,12 +71,11 @@ def trained(
     data: Any,
     device: str,
     *,
-    epochs: int,
-    beta: float = 0.1,
-    learning_rate: float = 1e-3,
     width: int | None = None,
     by: str = "mean_field",
+    **fit_options: Any,
 ) -> nn.Module:
+    """Return a network that was trained, by how many epochs and so on `fit_options` tell."""
     torch.manual_seed(0)
     options = {**OPTIONS.get(name, {})}
     if name != "mlp":
@@ -90,12 +89,10 @@ def trained(
     bf.fit(
         model,
         train,
-        epochs=epochs,
-        beta=beta,
-        learning_rate=learning_rate,
         seed=0,
         progress=False,
         accelerator=device,
+        **fit_options,
     )
     bf.refresh_norms(model, train)
     return model.eval()
@@ -111,20 +108,31 @@ def accuracy(model: nn.Module, data: Any, device: str, how: How = "mean") -> flo
 
 
 @torch.no_grad()
-def sampled_std(model: nn.Module, images: Tensor, num_samples: int) -> tuple[Tensor, float]:
-    total, squares = 0.0, 0.0
-    with bf.mean_weights(model):
-        centre = model(images).double()
+def by_draws(
+    model: nn.Module, images: Tensor, num_samples: int
+) -> tuple[Tensor, dict[str, Tensor], float]:
+    """Return standard deviations of outputs, what probabilities say, and seconds a pass."""
+    draws = []
+    torch.manual_seed(0)
     began = time.perf_counter()
     with forward_by(model, "sample"):
-        for _ in range(num_samples):
-            deviation = model(images).double() - centre
-            total, squares = total + deviation, squares + deviation.square()
-    torch.as_tensor(squares).sum().item()  # waits for the device
+        for index in range(num_samples):
+            draws.append(model(images).float().cpu())
+            if (index + 1) % 100 == 0:
+                print(f"{index + 1} draws", flush=True)
     seconds = (time.perf_counter() - began) / num_samples
-    mean = total / num_samples
-    variance = (squares / num_samples - mean**2) * num_samples / (num_samples - 1)
-    return torch.as_tensor(variance).sqrt(), seconds
+    outputs = torch.stack(draws).double()
+    probs = outputs.softmax(-1)
+    mean = probs.mean(0)
+    predicted = probs.std(0).gather(1, mean.argmax(1, keepdim=True))[:, 0]
+    entropy, aleatoric = _entropy(mean), _entropy(probs).mean(0)
+    said = {"class_std": predicted, "entropy": entropy, "mutual_information": entropy - aleatoric}
+    said = {key: value.to(images.device) for key, value in said.items()}
+    return outputs.std(0).to(images.device), said, seconds
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return -torch.special.xlogy(probs, probs).sum(-1)
 
 
 def found_std(model: nn.Module, images: Tensor, by: str) -> tuple[Tensor, float]:
@@ -203,6 +211,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--raw", action="store_true", help="leave out factors per module")
     parser.add_argument("--model", type=Path, help="file of a trained network, in place of one")
+    parser.add_argument("--precision", default="32-true", help="of training; bf16-mixed on a CPU")
+    parser.add_argument("--save", type=Path, help="where to save the network that was trained")
     parser.add_argument("--rules", default=",".join(RULES), help="of moments, beside what derives")
     parser.add_argument("--out", type=Path, default=Path("results/vdp/moment_accuracy.json"))
     wanted = parser.parse_args()
@@ -214,15 +224,17 @@ def main() -> None:
     accuracies: dict[str, float] = {}
     for name in wanted.networks.split(","):
         options = {"learning_rate": wanted.learning_rate, "width": wanted.width, "by": wanted.by}
+        options |= {"epochs": wanted.epochs, "beta": wanted.beta, "precision": wanted.precision}
         if wanted.model is None:
-            model = trained(name, data, device, epochs=wanted.epochs, beta=wanted.beta, **options)
+            model = trained(name, data, device, **options)
+            if wanted.save is not None:
+                bf.save(model, wanted.save)
         else:
             model = bf.load(wanted.model).to(device).eval()
         accuracies[name] = accuracy(model, data, device)
         accuracies[f"{name}, drawn"] = accuracy(model, data, device, how="sample")
         images = test.to(device)
-        truth, seconds = sampled_std(model, images, wanted.samples)
-        sampled = read_off(model, images, by="sample", num_samples=wanted.samples, seed=0)
+        truth, sampled, seconds = by_draws(model, images, wanted.samples)
         each_way = itertools.product(wanted.rules.split(","), (False, True)[: 2 - wanted.raw])
         ways = [("moments", rules, is_corrected) for rules, is_corrected in each_way]
         for by, rules, is_corrected in [*ways, *((by, "exact", False) for by in DERIVED)]:
