@@ -168,13 +168,13 @@ def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> li
         return []
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
     # Examples do not see each other, so that one derivative of all of them is one of each.
-    of_rows = [
-        torch.autograd.grad(
-            rows, shifts, way.expand_as(rows), True, create_graph=create_graph, **options
-        )
-        for way in torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    ]
-    return [torch.stack(each).to(rows.dtype) for each in zip(*of_rows, strict=True)]
+    ways = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    ways = ways[:, None].expand(-1, *rows.shape)
+    # All ways at once: what a rule's derivative is made of is found once for all of them.
+    found = torch.autograd.grad(
+        rows, shifts, ways, True, create_graph=create_graph, is_grads_batched=True, **options
+    )
+    return [each.to(rows.dtype) for each in found]
 
 
 def _sharing(calls: Sequence[NoisyCall]) -> list[list[int]]:
