@@ -159,6 +159,8 @@ class _Linearised:
         with torch.no_grad():
             uses = self._agreeing(example, size) if layers else {}
         uses = {site: use for site, use in uses.items() if site not in elsewhere}
+        # Their derivatives are made on the way, whether or not any weight of theirs is wanted.
+        self.num_between = sum(call.given.numel() + call.output.numel() for call in calls)
         self._watch([call for call in calls if uses.keys() & sites_of(call.layer)])
         self.variances = {
             name: shared_or_dense_variance(site)
@@ -234,13 +236,12 @@ class _Linearised:
     def _bytes(self, uses: dict[Posterior, Use], num_outputs: int) -> int:
         # What layers are given and return, and the slopes of it, with as much that lies between;
         # and what kernels see.
-        between = sum(each.given.numel() + each.output.numel() for each in self.calls)
         seen = sum(use.given.numel() for use in uses.values())
         costs = [Cost(uses[self.sites[name]], v, num_outputs) for name, v in self.variances.items()]
         most = max((cost.num_written for cost in costs), default=0)
         # A slope for every weight, and it once more times its variance.
         slow = 2 * num_outputs * sum(each.numel() for each in self.slow.values())
-        return 4 * (2 * (1 + num_outputs) * between + seen + most + slow) + 1
+        return 4 * (2 * (1 + num_outputs) * self.num_between + seen + most + slow) + 1
 
 
 class _Calling(nn.Module):
