@@ -7,7 +7,6 @@ window. The first-order form takes the variance of the entry with the largest me
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -111,9 +110,17 @@ def _places(x: Tensor, geometry: Sequence[tuple[int, int, int]]) -> list[Tensor]
     """Return, for each place in a window, its entries in all windows: views of the input."""
     first = x.ndim - len(geometry)
     for side, (kernel, stride, dilation) in enumerate(geometry):
-        x = x.unfold(first + side, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
-    shape = x.shape[-len(geometry) :]
-    return [x[(..., *place)] for place in itertools.product(*map(range, shape))]
+        dim = first + side
+        if kernel == stride and dilation == 1 and x.shape[dim] % kernel == 0:
+            # Windows that tile the side: gradients come back as they are, with nothing to add.
+            x = x.unflatten(dim, (-1, kernel)).movedim(dim + 1, -1)
+        else:
+            x = x.unfold(dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+    views = [x]
+    for _ in geometry:
+        # Taken apart at once: the gradient is one tensor, not one of zeros for each place.
+        views = [place for view in views for place in view.unbind(first + len(geometry))]
+    return views
 
 
 def _max_pool(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -167,13 +168,16 @@ def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> li
     if not (shifts and len(rows) and rows.requires_grad):
         return []
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
-    # Examples do not see each other, so that one derivative of all of them is one of each.
-    ways = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    ways = ways[:, None].expand(-1, *rows.shape)
-    # All ways at once: what a rule's derivative is made of is found once for all of them.
-    found = torch.autograd.grad(
-        rows, shifts, ways, True, create_graph=create_graph, is_grads_batched=True, **options
-    )
+
+    def back(way: Tensor) -> tuple[Tensor, ...]:
+        # Examples do not see each other, so that one derivative of all of them is one of each.
+        ways = way.expand_as(rows)
+        return torch.autograd.grad(rows, shifts, ways, True, create_graph=create_graph, **options)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        # All ways at once: what a rule's derivative is made of is found once for all of them.
+        found = torch.vmap(back)(torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device))
     return [each.to(rows.dtype) for each in found]
 
 

@@ -18,6 +18,7 @@ from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise_dtype
 from bayesify.moments.moments import mean_of, variance_of
 from bayesify.moments.watched_functions import functions_watched
+from bayesify.prediction.by_linearisation import derivable_attention
 from bayesify.prediction.layer_slopes import layers_to_watch, read_elsewhere, sites_of
 
 
@@ -137,7 +138,11 @@ def noted(model: nn.Module, *, has_derivatives: bool = False) -> Iterator[NoisyC
     layers = layers_to_watch(model)
     found = NoisyCalls(has_derivatives)
     sites = [site for site in posteriors(model) if site.num_random]
-    with read_elsewhere(layers, sites) as elsewhere, functions_watched(found):
+    with (
+        derivable_attention(),
+        read_elsewhere(layers, sites) as elsewhere,
+        functions_watched(found),
+    ):
         # After those of `read_elsewhere`, so that a layer is at work until it has returned.
         handles = [layer.register_forward_hook(found.note, with_kwargs=True) for layer in layers]
         try:
