@@ -1,5 +1,6 @@
 """Derivatives of a pass of moments: exact where they should be, near sampling where others fail."""
 
+import itertools
 from threading import Thread
 
 import pytest
@@ -257,24 +258,41 @@ def test_chunks_and_a_few_outputs_say_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["convolutions", "tokens", "windows", "twice"])
-def test_held_variances_change_little(name):
-    """What noise does to means by way of later variances is left out, but where one derives it."""
+def test_what_has_derivatives_is_the_same(name):
     torch.manual_seed(0)
     build, inputs = NETWORKS[name]
     model = set_stds(bf.convert(build().double(), bf.MeanField(biases=True)), 0.1).eval()
     x = inputs()
-    held = found(model, x).covariance
     with (
         torch.enable_grad(),
         forward_by(model, "moments"),
         noted(model, has_derivatives=True) as it,
     ):
-        whole = covariance_of(model(x), it).covariance
-    assert whole.requires_grad
-    assert not held.requires_grad
-    size = whole.diagonal(dim1=1, dim2=2).mean()
-    difference = float((whole.detach() - held).abs().max() / size.detach())
-    assert 0 < difference < 0.01
+        derivable = covariance_of(model(x), it).covariance
+    assert derivable.requires_grad
+    covariance = found(model, x).covariance
+    assert not covariance.requires_grad
+    torch.testing.assert_close(derivable.detach(), covariance)
+
+
+def test_noise_that_moves_means_by_way_of_variances_is_counted():
+    """Much noise: the mean of a unit is made of the variance that came to it."""
+    torch.manual_seed(0)
+    widths = [6, 64, 64, 64]
+    layers = [[nn.Linear(*pair), nn.ReLU()] for pair in itertools.pairwise(widths)]
+    net = nn.Sequential(*itertools.chain(*layers), nn.Linear(64, 2)).double()
+    model = bf.convert(net, bf.MeanField()).eval()
+    for layer in (model[0], model[2], model[4]):
+        set_stds(layer, 0.5 / layer.in_features**0.5)
+    set_stds(model[6], 1e-6)
+    model[6].weight_posterior.mean.data.fill_(1 / 8)
+    x = torch.randn(16, 6, dtype=torch.float64)
+    sampled = predicted(model, x, by="sample", num_samples=4000, seed=0).epistemic
+    ratio = predicted(model, x, by="covariance").epistemic / sampled
+    of_moments = predicted(model, x, by="moments").epistemic / sampled
+    # 4,000 draws find a variance to 2.2 %; with variances held the first is 0.59.
+    assert 0.85 < ratio.median() < 1.05
+    assert of_moments.median() < 0.7
 
 
 def test_a_network_of_certain_weights_is_certain():

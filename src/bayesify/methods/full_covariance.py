@@ -29,7 +29,7 @@ from bayesify.moments import Moments
 from bayesify.prediction.by_covariance import covariance_of
 from bayesify.prediction.correlated_outputs import CorrelatedOutputs, root_of
 from bayesify.prediction.evaluation_mode import evaluating
-from bayesify.prediction.noisy_calls import noted
+from bayesify.prediction.noisy_calls import noted, without_checkpoints
 from bayesify.types import OutputMoments, output_tensor
 
 
@@ -94,6 +94,7 @@ class FullCovariance(MomentPropagation):
             torch.enable_grad(),
             evaluating(model),
             self.sampling(model, self.through),
+            without_checkpoints(),
             noted(model, has_derivatives=create_graph) as found,
         ):
             # What wraps the model may do things to its output that forbid derivatives of it.

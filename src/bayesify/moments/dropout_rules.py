@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from bayesify.moments.moments import Moments, precise, precise_dtype, rule
+from bayesify.moments.watched_functions import seen
 
 
 def drop(x: Moments, p: float) -> Moments:
@@ -28,7 +29,7 @@ def drop(x: Moments, p: float) -> Moments:
 def _dropout(x: Moments, p: float = 0.5, training: bool = True, inplace: bool = False) -> Moments:
     if not training:
         return x
-    result = drop(x, p)
+    result = seen(x, lambda x: drop(x, p))
     return x.assign(result) if inplace else result
 
 
@@ -43,8 +44,12 @@ def _alpha_dropout(
     keep = 1.0 - p
     a = (keep * (1.0 + p * fill**2)) ** -0.5
     b = -a * fill * p
-    m, v = precise(x)
-    mean = a * (keep * m + p * fill) + b
-    variance = keep * v + keep * p * (m - fill).square()
-    result = Moments(mean.to(x.dtype), a**2 * variance)
+
+    def dropped(x: Moments) -> Moments:
+        m, v = precise(x)
+        mean = a * (keep * m + p * fill) + b
+        variance = keep * v + keep * p * (m - fill).square()
+        return Moments(mean.to(x.dtype), a**2 * variance)
+
+    result = seen(x, dropped)
     return x.assign(result) if inplace else result

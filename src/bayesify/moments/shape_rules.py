@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.moments import Moments, as_moments, mean_of, rule, variance_dtype, variance_of
+from bayesify.moments.watched_functions import detached
 
 # Each entry of the result is an entry of the input, or a sum of some of them.
 _SAME_FOR_BOTH = (
@@ -22,7 +23,7 @@ _SAME_FOR_BOTH = (
     ("expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"),
     ("narrow", "select", "index_select", "gather", "take_along_dim", "__getitem__", "unfold"),
     ("flip", "fliplr", "flipud", "rot90", "roll", "diagonal", "diag_embed", "tril", "triu"),
-    ("sum", "cumsum", "contiguous", "clone", "detach"),
+    ("sum", "cumsum", "contiguous", "clone"),
 )
 _SAME_FOR_BOTH_FUNCTIONAL = (F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
 _SEVERAL = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
@@ -77,6 +78,7 @@ def _by_name(name: str) -> Any:
 
 _register(chain(*_SAME_FOR_BOTH), same_for_both)
 _register(_SEVERAL, _several)
+rule(torch.detach, Tensor.detach)(detached)
 # A variance may be a smaller tensor, expanded, of which there is no view in every shape.
 rule(Tensor.view)(same_for_both(_by_name("view"), _by_name("reshape")))
 rule(Tensor.view_as)(same_for_both(_by_name("view_as"), _by_name("reshape_as")))

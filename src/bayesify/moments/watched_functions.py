@@ -1,4 +1,4 @@
-"""Functions of one number at a time, seen at work: for what wants to know what noise becomes."""
+"""Functions of one number at a time, seen at work: for who wants to know what noise becomes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class Watcher(Protocol):
 
     def around(self, x: Moments, function: Call) -> Moments:
         """Call a function, and return what it is to return."""
+        ...
+
+    def detached(self, x: Moments) -> Moments:
+        """Return what is left of a value that is detached."""
         ...
 
 
@@ -47,3 +51,16 @@ def seen(x: Moments, function: Call) -> Moments:
     if torch.compiler.is_compiling() or _watching.watcher is None:
         return function(x)
     return _watching.watcher.around(x, function)
+
+
+def detached(x: Moments) -> Moments:
+    """Return a value without its gradient, unless who looks wants to know what becomes of it."""
+    if torch.compiler.is_compiling() or _watching.watcher is None:
+        return without_gradient(x)
+    return _watching.watcher.detached(x)
+
+
+def without_gradient(x: Moments) -> Moments:
+    """Return a value that is detached."""
+    variance = x.variance_or_none
+    return Moments(x.expected.detach(), None if variance is None else variance.detach())

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.conversion.layer_class import posterior_of
-from bayesify.conversion.posterior import Posterior
-from bayesify.conversion.scope import forward_by
+from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise, precise_dtype
-from bayesify.prediction.by_linearisation import linearised
+from bayesify.moments.moments import mean_of
 from bayesify.prediction.correlated_outputs import CorrelatedOutputs
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
@@ -45,19 +44,20 @@ from bayesify.prediction.layer_slopes import (
     sites_of,
     uses_of_weights,
 )
-from bayesify.prediction.noisy_calls import NoisyCall, NoisyCalls, noted
+from bayesify.prediction.noisy_calls import NoisyCall, NoisyCalls, noted, without_checkpoints
 from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
 
-@torch.no_grad()
 @torch.inference_mode(mode=False)
+@torch.no_grad()  # inside: leaving inference mode switches gradients on
 def covariant_outputs(
     model: nn.Module, inputs: Any, memory_limit: int | None = None, num_outputs: int | None = None
 ) -> CorrelatedOutputs:
     """Return means of outputs and their covariances.
 
-    Weights that are no linear layer's and no convolution's are taken to first order, at the mean
-    weights (`by_linearisation`).
+    Where random tensors are read by anything but nn.Linear, nn.Conv1d and nn.Conv2d padded with
+    zeros, as tokens and embeddings are, examples are taken one at a time, since only then is the
+    derivative in such a tensor that of one example.
 
     Args:
         model: The model, in evaluation mode, its posteriors read as moments.
@@ -74,39 +74,84 @@ def covariant_outputs(
         at_once = max(1, min(number, limit // _bytes_per_example(model, inputs, num_outputs)))
     parts = _parts(model, inputs, at_once, num_outputs)
     if parts is None:
-        # Of one example everything there is belongs to it.
-        parts = _parts(model, inputs, 1, num_outputs) or []
-    mean = torch.cat([part.mean for part, _ in parts])
-    spread = torch.cat([part.covariance for part, _ in parts])
-    each = [part.places for part, _ in parts if part.places is not None]
-    places = torch.cat(each) if each else None
-    rest = set[Posterior]().union(*(found for _, found in parts))
-    if rest:
-        with forward_by(model, "mean"):
-            more = linearised(model, inputs, memory_limit, num_outputs, chosen=places, only=rest)
-        spread = spread + more.covariance.to(spread.dtype)
-    return CorrelatedOutputs(mean, spread, places)
+        at_once = 1
+        parts = _parts(model, inputs, at_once, num_outputs) or []
+    mean = torch.cat([part.mean for part in parts])
+    if at_once < number:
+        _check_apart(mean, call_model(model, inputs))
+    spread = torch.cat([part.covariance for part in parts])
+    each = [part.places for part in parts if part.places is not None]
+    return CorrelatedOutputs(mean, spread, torch.cat(each) if each else None)
 
 
 def _parts(
     model: nn.Module, inputs: Any, at_once: int, num_outputs: int | None
-) -> list[tuple[CorrelatedOutputs, set[Posterior]]] | None:
-    """Return outputs of so many examples at a time, and what posteriors are out of reach.
+) -> list[CorrelatedOutputs] | None:
+    """Return outputs of so many examples at a time.
 
-    None where some layer or activation has no row for each example: where positions come first,
-    where examples are cut into windows, or where it works on what all examples share.
+    None where only one at a time can be taken: where positions come first inside, where examples
+    are cut into windows, where they see each other, and where something that all share is noisy.
     """
     number = batch_size(inputs)
-    parts: list[tuple[CorrelatedOutputs, set[Posterior]]] = []
+    parts: list[CorrelatedOutputs] = []
+    shifted = set[Posterior]()
     for start in range(0, max(number, 1), max(at_once, 1)):
         some = _cut(inputs, number, start, start + at_once)
-        with torch.enable_grad(), noted(model) as found:
-            output = output_tensor(call_model(model, some), (Tensor, Moments))
+        output, found = _noted_pass(model, some, shifted)
+        while more := found.out_of_reach() - shifted:
+            if at_once > 1:
+                return None
+            # Of one example everything there is belongs to it, tensors of the model too.
+            shifted |= more
+            output, found = _noted_pass(model, some, shifted)
         if at_once > 1 and not found.lead_with(len(output)):
             return None
-        outputs = covariance_of(output, found, num_outputs, is_whole=at_once == 1)
-        parts.append((outputs, found.out_of_reach()))
+        if at_once > 1 and start == 0 and _see_each_other(output, found):
+            return None
+        parts.append(covariance_of(output, found, num_outputs, is_whole=at_once == 1))
     return parts
+
+
+def _noted_pass(
+    model: nn.Module, inputs: Any, shifted: Collection[Posterior]
+) -> tuple[Any, NoisyCalls]:
+    with torch.enable_grad(), without_checkpoints(), noted(model, shifted=shifted) as found:
+        output = output_tensor(call_model(model, inputs), (Tensor, Moments))
+    number = batch_size(inputs)
+    if output.ndim == 0 or len(output) != number:
+        raise ValueError(
+            "by='covariance' reads outputs with a row for each example, got outputs of shape "
+            f"{tuple(output.shape)} for {number} examples: take by='moments' or by='sample'"
+        )
+    return output, found
+
+
+def _see_each_other(output: Any, found: NoisyCalls) -> bool:
+    """Whether the outputs of some examples depend on what was noted of others."""
+    shifts = [each.shift for each in (*found.calls, *found.bends)]
+    mean = mean_of(output)
+    if not (shifts and mean.requires_grad):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.rand(len(mean), generator=generator).argsort() < len(mean) // 2
+    ways = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
+    ways[~chosen.to(mean.device)] = 0.0
+    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    slopes = torch.autograd.grad(mean, shifts, ways, retain_graph=True, **options)
+    return any(bool((slope[~chosen.to(slope.device)] != 0).any()) for slope in slopes)
+
+
+def _check_apart(mean: Tensor, output: Any) -> None:
+    """Raise a RuntimeError where examples are not what they are in their batch."""
+    whole = mean_of(output_tensor(output, (Tensor, Moments))).to(mean.dtype)
+    bound = min(4.0 * torch.finfo(whole.dtype).eps ** 0.5, 0.05)
+    largest = whole.abs().nan_to_num(posinf=0.0).amax() if whole.numel() else 0.0
+    if not torch.allclose(mean, whole, bound, bound * float(largest), equal_nan=True):
+        raise RuntimeError(
+            "by='covariance' takes a few examples at a time, and this model says something else "
+            "of them than in their batch: they see each other, or do not come first in the "
+            "inputs; take by='sample' or by='moments'"
+        )
 
 
 def covariance_of(
@@ -137,8 +182,15 @@ def covariance_of(
         number = size if num_outputs is None else min(num_outputs, size)
         places = flat.detach().topk(number, 1).indices if number < size else None
         rows = flat if places is None else flat.gather(1, places)
+    found.check_unchanged()
     calls = found.reached()
-    shifts = [each.shift for each in (*calls, *found.bends)]
+    read = list(found.shifts.items())
+    shifts = [each.shift for each in (*calls, *found.bends)] + [shift for _, shift in read]
+    if shifts and not rows.requires_grad:
+        raise RuntimeError(
+            "a covariance needs derivatives of the model's output, and it has none: something "
+            "behind its layers is done without gradients; take by='moments' or by='sample'"
+        )
     slopes = _slopes(rows, shifts, create_graph=create_graph)
     own = [bend.own_variance for bend in found.bends if slopes]
     with torch.set_grad_enabled(create_graph):
@@ -150,7 +202,8 @@ def covariance_of(
         spread = flat.new_zeros(len(flat), number, number)
         for group in _sharing(calls) if slopes else []:
             spread = spread + _added([calls[i] for i in group], [slopes[i] for i in group])
-        for noise, g in zip(own, slopes[len(calls) :], strict=True):
+        of_reads = [site.dense_variance()[None] for site, _ in read if slopes]
+        for noise, g in zip([*own, *of_reads], slopes[len(calls) :], strict=True):
             spread = spread + _of_apart(g, noise)
     if create_graph:
         return CorrelatedOutputs(mean, spread, places)
@@ -165,7 +218,7 @@ def _of_one_example(call: NoisyCall) -> NoisyCall:
 
 def _slopes(rows: Tensor, shifts: Sequence[Tensor], *, create_graph: bool) -> list[Tensor]:
     """Return the derivatives of outputs in each shift, (D, *its shape)."""
-    if not (shifts and len(rows) and rows.requires_grad):
+    if not (shifts and len(rows)):
         return []
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
 
@@ -214,7 +267,7 @@ def _added(calls: Sequence[NoisyCall], slopes: Sequence[Tensor]) -> Tensor:
 def _of_apart(slopes: Tensor, noise: Tensor) -> Tensor:
     """Return the covariances that come from noise of these variances, each entry's its own."""
     g = slopes.reshape(*slopes.shape[:2], math.prod(slopes.shape[2:]))
-    return (g * noise.to(g.dtype).view(len(g), 1, -1)) @ g.mT
+    return (g * noise.to(g.dtype).reshape(len(g), 1, -1)) @ g.mT
 
 
 def _noise_of_noise(call: NoisyCall, slopes: Tensor) -> Tensor | None:
@@ -236,16 +289,34 @@ def _noise_of_noise(call: NoisyCall, slopes: Tensor) -> Tensor | None:
 def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -> int:
     """Return what the derivatives of one example take, or more than there is where it is no row."""
     first = _cut(inputs, batch_size(inputs), 0, 1)
-    with torch.enable_grad(), noted(model) as found:
-        output = output_tensor(call_model(model, first), (Tensor, Moments))
-    if not found.lead_with(len(output)):
+    weights = {site.shape.numel() for site in posteriors(model)}
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        # What is as large as a weight is taken for one: examples share those.
+        if tensor.numel() not in weights:
+            kept.append(tensor.numel())
+        return tensor
+
+    try:
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            noted(model) as found,
+        ):
+            output = output_tensor(call_model(model, first), (Tensor, Moments))
+    except Exception as error:
+        error.add_note("This came when by='covariance' gave the model the first example alone.")
+        raise
+    if found.elsewhere or output.ndim == 0 or not found.lead_with(len(output)):
         return sys.maxsize
     size = output.shape[1:].numel()
     number = size if num_outputs is None else min(num_outputs, size)
+    shifts = sum(each.shift.numel() for each in (*found.calls, *found.bends))
+    # Gradients of all outputs on their way: a few of the largest tensor there is.
+    between = sum(kept) + number * (shifts + 4 * max(kept, default=0))
     most, seen = 0, 0
-    between = sum(3 * bend.shift.numel() for bend in found.bends)
     for call in found.reached():
-        between += call.given.numel() + call.shift.numel()
         slopes = call.shift[0].to(precise_dtype(call.shift.dtype))
         slopes = slopes.detach().expand(number, *call.shift.shape[1:])
         given = call.given[0].detach().to(slopes.dtype)
@@ -254,9 +325,7 @@ def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -
             seen = max(seen, use.given.numel())
             cost = Cost(use, shared_or_dense_variance(site), number)
             most = max(most, cost.num_written)
-    # What a pass keeps of moments for its gradients is some ten numbers for each there is.
-    word = precise_dtype(output.dtype).itemsize
-    return word * ((10 + 2 * number) * between + seen + most) + 1
+    return precise_dtype(output.dtype).itemsize * (between + seen + most) + 1
 
 
 def _cut(inputs: Any, number: int, start: int, end: int) -> Any:

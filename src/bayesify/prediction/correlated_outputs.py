@@ -75,8 +75,14 @@ def of_correlated(
 
 
 def root_of(covariance: Tensor) -> Tensor:
-    """Return a root of covariances that rounding may have made indefinite."""
-    largest = covariance.diagonal(dim1=1, dim2=2).amax(1)
+    """Return a root of covariances that rounding may have made indefinite; NaN of what has none.
+
+    In float64: rounding grows with the number of outputs, and what a thousand of them share is far
+    more than what is left to each.
+    """
+    precise = covariance.double()
+    largest = precise.diagonal(dim1=1, dim2=2).amax(1)
     least = torch.finfo(covariance.dtype).tiny * 1e6
     shift = (_ROUNDING * largest + least)[:, None].expand(-1, covariance.shape[-1])
-    return torch.linalg.cholesky(covariance + torch.diag_embed(shift))
+    root, is_indefinite = torch.linalg.cholesky_ex(precise + torch.diag_embed(shift))
+    return root.masked_fill((is_indefinite != 0)[:, None, None], torch.nan).to(covariance.dtype)

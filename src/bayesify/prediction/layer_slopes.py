@@ -87,7 +87,10 @@ def read_elsewhere(
     handles = [
         layer.register_forward_pre_hook(lambda own, _: at_work.append(own)) for layer in layers
     ]
-    handles += [layer.register_forward_hook(lambda *_: at_work.clear()) for layer in layers]
+    handles += [
+        layer.register_forward_hook(lambda *_: at_work.clear(), always_call=True)
+        for layer in layers
+    ]
     try:
         for site in sites:
             vars(site)["value"] = noted(site, site.value)

@@ -6,7 +6,7 @@ Derivatives in these zeros say what becomes of noise that enters there (`by_cova
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise_dtype
 from bayesify.moments.moments import mean_of, variance_of
-from bayesify.moments.watched_functions import functions_watched
+from bayesify.moments.watched_functions import functions_watched, without_gradient
 from bayesify.prediction.by_linearisation import derivable_attention
 from bayesify.prediction.layer_slopes import layers_to_watch, read_elsewhere, sites_of
 
@@ -45,16 +45,22 @@ class Bend(NamedTuple):
 class NoisyCalls:
     """What adds noise in a pass, and the posteriors whose noise entered it in other ways.
 
-    Unless what is found is to have derivatives itself, variances are held: what noise does to
-    means is told by the graph that is left, and that is one of means alone, as cheap to go back
-    through as the plain network's. That noise also changes later variances, and they the means
-    after them, moves a variance of outputs by about 0.1 % in trained networks.
+    Attributes:
+        has_derivatives: Whether what is found is to have derivatives itself.
+        paths: Names of the model's modules, for errors.
+        shifts: Tensors that had a 0 added whenever they were read, and that 0.
+        calls: The layers that added noise.
+        bends: The activations.
+        elsewhere: Posteriors that were read by other functions.
     """
 
     has_derivatives: bool = False
+    paths: Mapping[nn.Module, str] = field(default_factory=dict)
+    shifts: dict[Posterior, Tensor] = field(default_factory=dict)
     calls: list[NoisyCall] = field(default_factory=list)
     bends: list[Bend] = field(default_factory=list)
     elsewhere: set[Posterior] = field(default_factory=set)
+    versions: list[int] = field(default_factory=list)
 
     def reached(self) -> list[NoisyCall]:
         """Return the calls of layers whose tensors were read by such calls alone."""
@@ -63,7 +69,7 @@ class NoisyCalls:
 
     def out_of_reach(self) -> set[Posterior]:
         """Return the posteriors whose noise those calls do not tell."""
-        found = set(self.elsewhere)
+        found = set(self.elsewhere) | set(self.shifts)
         layers = [sites_of(call.layer) for call in self.calls]
         while more := set[Posterior]().union(*(own for own in layers if own & found)) - found:
             found |= more
@@ -75,71 +81,76 @@ class NoisyCalls:
         return all(shift.ndim > 0 and len(shift) == number for shift in shifts)
 
     def around(self, x: Moments, function: Callable[[Moments], Moments]) -> Moments:
-        """Note an activation, which passes on what it does on average over its noise."""
-        given = copy.copy(x)
-        if not self.has_derivatives:
-            given.variance_or_none = x.variance.detach()
-        if not (self.has_derivatives and x.expected.requires_grad):
+        """Note an activation, and find what part of its variance is noise of its own."""
+        _check_gradients("an activation")
+        given = x
+        if not x.expected.requires_grad:
+            given = copy.copy(x)
             given.expected = x.expected.detach().requires_grad_()
-        with torch.enable_grad():
-            mean, variance = function(given).pair()
-            (gain,) = torch.autograd.grad(
-                mean.sum(), given.expected, create_graph=self.has_derivatives
-            )
-            dtype = precise_dtype(variance.dtype)
+        mean, variance = function(given).pair()
+        (gain,) = torch.autograd.grad(
+            mean.sum(), given.expected, retain_graph=True, create_graph=self.has_derivatives
+        )
+        dtype = precise_dtype(variance.dtype)
+        with torch.set_grad_enabled(self.has_derivatives):
             passed_on = gain.to(dtype).square() * given.variance.to(dtype)
             own = (variance.to(dtype) - passed_on).clamp_min(0.0)
         shift = torch.zeros_like(mean).requires_grad_()
         self.bends.append(Bend(own, shift))
-        if self.has_derivatives:
-            return Moments(mean + shift, variance)
-        mean = _PassedOn.apply(x.expected, mean.detach(), gain)
-        return Moments(mean + shift, variance.detach())
+        return Moments(mean + shift, variance)
+
+    def detached(self, x: Moments) -> Moments:
+        """Follow noise through what is detached, unless gradients of weights are wanted."""
+        return without_gradient(x) if self.has_derivatives else x
 
     def note(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Note a layer, as its hook."""
-        if not torch.is_grad_enabled():
-            raise RuntimeError(
-                f"a covariance needs derivatives, and the model calls {layer} without gradients: "
-                "take by='moments' or by='sample'"
-            )
+        _check_gradients(f"its layer {self.paths.get(layer, '')!r}")
         shift = torch.zeros_like(mean_of(output)).requires_grad_()
         given = args[0] if args else kwargs["input"]
         self.calls.append(NoisyCall(layer, mean_of(given), variance_of(given), shift))
-        if self.has_derivatives or not isinstance(output, Moments):
-            return output + shift
-        variance = output.variance_or_none
-        return Moments(output.expected + shift, None if variance is None else variance.detach())
+        self.versions.append(mean_of(given)._version)
+        return output + shift
+
+    def check_unchanged(self) -> None:
+        """Raise a RuntimeError where what a layer was given was written over since."""
+        for call, version in zip(self.calls, self.versions, strict=True):
+            if call.given._version != version:
+                raise RuntimeError(
+                    "by='covariance' needs what layers were given, and what "
+                    f"{self.paths.get(call.layer, '')!r} was given is written over later in the "
+                    "forward: take by='moments' or by='sample'"
+                )
 
 
-class _PassedOn(torch.autograd.Function):
-    """What an activation returns, with the derivative that it has on average over its noise."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, mean: Tensor, gain: Tensor) -> Tensor:
-        del given
-        ctx.save_for_backward(gain)
-        return mean.view_as(mean)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (gain,) = ctx.saved_tensors
-        return gradient * gain, None, None
+def _check_gradients(who: str) -> None:
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            f"a covariance needs derivatives, and the model calls {who} without gradients: "
+            "take by='moments' or by='sample'"
+        )
 
 
 @contextmanager
-def noted(model: nn.Module, *, has_derivatives: bool = False) -> Iterator[NoisyCalls]:
+def noted(
+    model: nn.Module, *, has_derivatives: bool = False, shifted: Collection[Posterior] = ()
+) -> Iterator[NoisyCalls]:
     """Note what adds noise in a pass of moments with gradients.
 
     Args:
         model: The model.
         has_derivatives: Whether what is found is to have derivatives itself.
+        shifted: Posteriors to have a 0 added wherever they are read, in the place of one behind
+            the layers that read them.
     """
     layers = layers_to_watch(model)
-    found = NoisyCalls(has_derivatives)
+    found = NoisyCalls(has_derivatives, {each: path for path, each in model.named_modules()})
     sites = [site for site in posteriors(model) if site.num_random]
     with (
         derivable_attention(),
+        # Compiled code cannot be looked at.
+        torch.compiler.set_stance("force_eager"),
+        shifted_reads(shifted) as found.shifts,
         read_elsewhere(layers, sites) as elsewhere,
         functions_watched(found),
     ):
@@ -151,3 +162,37 @@ def noted(model: nn.Module, *, has_derivatives: bool = False) -> Iterator[NoisyC
             for handle in handles:
                 handle.remove()
             found.elsewhere |= elsewhere
+
+
+@contextmanager
+def shifted_reads(sites: Collection[Posterior]) -> Iterator[dict[Posterior, Tensor]]:
+    """Add a 0 to some tensors wherever they are read."""
+    shifts: dict[Posterior, Tensor] = {}
+
+    def shifted(site: Posterior, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def value() -> Tensor:
+            found = read()
+            if site not in shifts:
+                shifts[site] = torch.zeros_like(mean_of(found)).requires_grad_()
+            return found + shifts[site]
+
+        return value
+
+    try:
+        for site in sites:
+            vars(site)["value"] = shifted(site, site.value)
+        yield shifts
+    finally:
+        for site in sites:
+            vars(site).pop("value", None)
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Refuse models that compute again what derivatives need: nothing would be noted then."""
+    words = (
+        "a covariance cannot be taken through gradient checkpoints: switch them off, or take "
+        "by='moments' or by='sample'"
+    )
+    with torch.autograd.graph.disable_saved_tensors_hooks(words):
+        yield
