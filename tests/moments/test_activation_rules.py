@@ -97,6 +97,21 @@ def test_moments_are_those_of_samples(activation):
     )
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+def test_a_random_slope_of_a_prelu_adds_its_noise(shape):
+    slope = normal_moments(shape[1] if len(shape) > 1 else 1, variance=0.3)
+    x = normal_moments(*shape)
+
+    def on_sample(x, slope):
+        sides = (-1, 1) if len(shape) > 1 else (-1,)
+        return torch.where(x > 0, x, slope.view(sides) * x)
+
+    assert_like_sampling(F.prelu, x, slope, on_sample=on_sample, num_samples=100_000)
+    certain = F.prelu(Moments(x.expected), slope)
+    assert_like_sampling(F.prelu, x.expected, slope, on_sample=on_sample)
+    assert (certain.variance[x.expected > 0] == 0).all()
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rules", ["exact", "taylor"])

@@ -75,6 +75,30 @@ def test_random_keys_and_values_alone_are_exact_to_first_order():
     assert_like_sampling(call, key, value, on_sample=one, mean_error=1e-2, variance_error=1e-3)
 
 
+@pytest.mark.parametrize("rules", ["exact", "pooled"])
+def test_a_learned_mask_adds_noise_to_each_score(rules):
+    query, mask = (torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(2))
+    key, value = normal_moments(2, 4, 4, variance=1e-4), normal_moments(2, 4, 6, variance=1e-4)
+    mask = Moments(mask, 1e-4 + 1e-3 * torch.rand(2, 3, 4, dtype=torch.float64))
+
+    def call(key, value, mask):
+        with moment_rules(rules):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    def one(key, value, mask):
+        return torch.softmax(query @ key.mT / 2.0 + mask, -1) @ value
+
+    assert_like_sampling(
+        call, key, value, mask, on_sample=one, mean_error=0.05, variance_error=0.02
+    )
+    # With nothing else uncertain, and a mask that is certain after all.
+    alone = call(key.expected, value.expected, mask)
+    assert (alone.variance > 0).all()
+    assert (alone.variance < call(key, value, mask).variance).all()
+    sure = call(key, value, Moments(mask.expected))
+    assert torch.equal(sure.variance, call(key, value, mask.expected).variance)
+
+
 def test_alike_sources_are_near_sampling_and_the_first_order_form_is_not():
     key = Moments(3.0 + 0.1 * torch.randn(1, 8, 5, dtype=torch.float64), 1e-3)
     query, value = normal_moments(1, 2, 5, variance=1e-2), 3.0 + 0.1 * torch.randn(1, 8, 4).double()

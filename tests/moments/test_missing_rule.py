@@ -36,6 +36,27 @@ def test_error_names_the_operation_and_the_module():
     assert "@rule" in str(caught.value)
 
 
+def test_functions_that_are_given_modules_are_no_part_of_the_path():
+    def trained(wrapped):
+        return propagate(wrapped[0], torch.ones(2, 3))
+
+    with pytest.raises(MissingRuleError) as caught:
+        trained(nn.ModuleList([Nested()]))
+    assert caught.value.module == "blocks.1 (Unusual)"
+
+
+def test_what_wraps_a_model_without_having_it_is_no_part_of_the_path():
+    model = Nested()
+
+    class Wrapper(nn.Module):
+        def forward(self, x):
+            return model(x)
+
+    with pytest.raises(MissingRuleError) as caught:
+        Wrapper()(Moments(torch.ones(2, 3), 1.0))
+    assert caught.value.module == "blocks.1 (Unusual)"
+
+
 def test_error_names_the_model_itself_and_a_method():
     with pytest.raises(MissingRuleError) as caught:
         ByMethod()(Moments(torch.ones(2, 3), 1.0))

@@ -277,3 +277,59 @@ def test_a_number_of_logits_that_cannot_be_is_refused():
         bf.predict(model, x, likelihood="classification", num_outputs=2)
     with pytest.raises(ValueError, match="num_outputs is a number of classes"):
         predicted(model, x, by="linearised", num_outputs=2)
+
+
+def test_a_learned_slope_is_derived():
+    """torch.func fails at torch's own derivative of a PReLU."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(16, 2))
+    model = bf.convert(net.double(), SMALL).eval()
+    x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
+    names = [name for name, _ in net.named_parameters() if name.endswith("weight")][::2]
+    with bf.mean_weights(model):
+        plain = bf.revert(model)
+        covariance = torch.zeros(3, 2, 2, dtype=torch.float64)
+        for name in names:
+            weight = plain.get_parameter(name)
+            site = model.get_submodule(name.removesuffix(".weight")).weight_posterior
+            for index, example in enumerate(x):
+                rows = [torch.autograd.grad(out, weight)[0] for out in each(plain, example)]
+                slopes = torch.stack(rows).flatten(1)
+                covariance[index] += slopes * site.dense_variance().flatten() @ slopes.T
+        found = linearised(model, x).covariance
+    torch.testing.assert_close(found.detach(), covariance)
+
+
+def each(plain, example):
+    """Return the outputs of an example, each with a graph of its own."""
+    return [plain(example[None])[0, index] for index in range(2)]
+
+
+def test_what_all_examples_share_stays_whole():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x, scale):
+            return self.layer(x * scale)
+
+    model = bf.convert(Scaled(), SMALL).eval()
+    x, scale = torch.randn(4, 3), torch.tensor(0.7)
+    found = predicted(model, {"x": x, "scale": scale}, by="linearised").variance
+    wanted = predicted(model, {"x": x * scale, "scale": torch.ones(())}, by="linearised").variance
+    torch.testing.assert_close(found, wanted)
+
+
+def test_examples_that_see_each_other_are_refused():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return torch.tanh(self.layer(x - x.mean(0)))
+
+    model = bf.convert(Centred(), SMALL).eval()
+    with pytest.raises(RuntimeError, match="by='linearised' takes a few examples at a time"):
+        predicted(model, torch.randn(4, 3), by="linearised")

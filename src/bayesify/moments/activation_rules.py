@@ -23,7 +23,7 @@ from bayesify.moments.gaussian_functions import (
     tail_mean,
 )
 from bayesify.moments.gelu import gelu_moments
-from bayesify.moments.moments import Moments, as_moments, mean_of, rule
+from bayesify.moments.moments import Moments, as_moments, mean_of, precise, rule, variance_of
 from bayesify.moments.rectified import rectified_moments
 
 
@@ -132,9 +132,17 @@ def square(x: Moments) -> Moments:
 
 @rule(F.prelu, torch.prelu)
 def _prelu(x: Any, weight: Any) -> Moments:
-    x, slope = as_moments(x), mean_of(weight)
+    x, slope, noise = as_moments(x), mean_of(weight), variance_of(weight)
     if slope.numel() > 1 and x.ndim > 1:
-        slope = slope.view(1, -1, *[1] * (x.ndim - 2))
+        sides = (1, -1, *[1] * (x.ndim - 2))
+        slope, noise = slope.view(sides), None if noise is None else noise.view(sides)
+    if noise is not None:
+        # What comes out is relu(z) - slope relu(-z), so the slope's noise adds E[relu(-z)^2] times.
+        mean, variance = precise(x) if x.variance_or_none is not None else x.pair()
+        below, spread = rectified_moments(-mean, variance)
+        result = _prelu(x, slope.flatten())
+        spread = spread + below.to(spread.dtype).square()
+        return Moments(result.expected, result.variance + noise * spread)
     if x.variance_or_none is None:
         return Moments(torch.where(x.expected > 0, x.expected, slope * x.expected))
     activation = Elementwise(

@@ -24,33 +24,32 @@ from bayesify.moments.rule_table import current_rules
 from bayesify.moments.softmax_rules import softmax
 
 
-def attend(
-    query: Any, key: Any, value: Any, mask: Tensor | None, dropout: float, scale: float
-) -> Moments:
+def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, scale: float) -> Moments:
     """Return attended values.
 
     Args:
         query: Queries of shape (..., targets, features).
         key: Keys of shape (..., sources, features).
         value: Values of shape (..., sources, value features).
-        mask: What is added to the scores, -inf where a source is hidden.
+        mask: What is added to the scores, -inf where a source is hidden; it may be uncertain.
         dropout: Rate at which attention weights are dropped.
         scale: Factor of the scores.
     """
     query, key, value = as_moments(query), as_moments(key), as_moments(value)
-    has_sure_scores = query.is_certain and key.is_certain
+    if isinstance(mask, Moments) and mask.is_certain:
+        mask = mask.expected
+    is_sure_mask = not isinstance(mask, Moments)
+    has_sure_scores = query.is_certain and key.is_certain and is_sure_mask
     if has_sure_scores or dropout == 1.0 or current_rules() == "taylor":
         return matmul(attention_weights(query, key, mask, dropout, scale), value)
-    if current_rules() == "pooled":
+    if current_rules() == "pooled" and is_sure_mask:
         return attend_pooled(query, key, value, mask, dropout, scale)
     if mask is None and dropout == 0.0 and can_fuse(query, key, value):
         return fused_attention(query, key, value, scale)
     return attend_openly(query, key, value, mask, dropout, scale)
 
 
-def attention_weights(
-    query: Any, key: Any, mask: Tensor | None, dropout: float, scale: float
-) -> Moments:
+def attention_weights(query: Any, key: Any, mask: Any, dropout: float, scale: float) -> Moments:
     """Return the share of each source, each score taken as independent of the others."""
     scores = torch.mul(matmul(query, key.transpose(-2, -1)), scale)
     if mask is not None:
@@ -63,14 +62,15 @@ def _scaled_dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    attn_mask: Tensor | None = None,
+    attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Moments:
     query, key, value = as_moments(query), as_moments(key), as_moments(value)
-    if query.is_certain and key.is_certain and value.is_certain and dropout_p == 0.0:
+    is_certain = query.is_certain and key.is_certain and value.is_certain
+    if is_certain and dropout_p == 0.0 and not isinstance(attn_mask, Moments):
         plain = (attn_mask, dropout_p, is_causal)
         tensors = (query.expected, key.expected, value.expected)
         return Moments(
@@ -87,7 +87,7 @@ def _scaled_dot_product_attention(
     return attend(query, key, value, mask, dropout_p, factor)
 
 
-def _added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _added_mask(mask: Any, dtype: torch.dtype) -> Any:
     """Return a mask to add: a boolean one says which sources are seen."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)

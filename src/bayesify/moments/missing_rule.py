@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_CALL = nn.Module._call_impl.__code__
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne", "__bool__", "item", "isnan", "isinf"}
 
 
@@ -62,13 +63,17 @@ def _calling_module() -> str:
     frame = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(first, nn.Module):
-            modules.append(first)
+        # What calls a module's forward. Other functions may be given modules, and train them.
+        if code is _CALL:
+            modules.append(frame.f_locals["self"])
         frame = frame.f_back
     if not modules:
         return ""
-    innermost, outermost = modules[0], modules[-1]
-    paths = {id(module): path for path, module in outermost.named_modules()}
-    path = paths.get(id(innermost)) or "the model itself"
-    return f"{path} ({type(innermost).__name__})"
+    innermost = modules[0]
+    name = type(innermost).__name__
+    # The outermost that has it: what wraps a model need not know it as a part.
+    for module in reversed(modules):
+        for path, each in module.named_modules():
+            if each is innermost:
+                return f"{path or 'the model itself'} ({name})"
+    return name

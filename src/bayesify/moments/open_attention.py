@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, precise_dtype
+from bayesify.moments.moments import Moments, mean_of, precise_dtype
 from bayesify.moments.products import (
     full_precision,
     product_dtype,
@@ -35,15 +35,18 @@ def attend_openly(
     query: Moments,
     key: Moments,
     value: Moments,
-    mask: Tensor | None,
+    mask: Tensor | Moments | None,
     dropout: float,
     scale: float,
 ) -> Moments:
     """Return attended values by exact rules, in torch's own operations."""
-    p, _ = attention_shares(query, key, mask, scale)
+    p, _ = attention_shares(query, key, None if mask is None else mean_of(mask), scale)
     mean = torch.matmul(p.to(value.dtype), value.expected)
     with full_precision(mean):
         by_key, by_query = _score_variances(query, key, p, scale, mean)
+        if isinstance(mask, Moments):
+            # What is added to a score is its own, as the noise of its key is.
+            by_key = by_key + mask.variance.to(p.dtype)
         spread = (p.square() * by_key).sum(-1, keepdim=True)
         second = p.square() * (1.0 + by_query + (1.0 - 2.0 * p) * by_key + spread)
         noise = dropout / (1.0 - dropout) * second if dropout else None

@@ -35,7 +35,7 @@ from bayesify.conversion.layer_class import posterior_of
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise, precise_dtype
 from bayesify.moments.moments import mean_of
-from bayesify.prediction.correlated_outputs import CorrelatedOutputs
+from bayesify.prediction.correlated_outputs import CorrelatedOutputs, check_apart
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Cost,
@@ -78,7 +78,8 @@ def covariant_outputs(
         parts = _parts(model, inputs, at_once, num_outputs) or []
     mean = torch.cat([part.mean for part in parts])
     if at_once < number:
-        _check_apart(mean, call_model(model, inputs))
+        whole = mean_of(output_tensor(call_model(model, inputs), (Tensor, Moments)))
+        check_apart(mean, whole, "covariance")
     spread = torch.cat([part.covariance for part in parts])
     each = [part.places for part in parts if part.places is not None]
     return CorrelatedOutputs(mean, spread, torch.cat(each) if each else None)
@@ -139,19 +140,6 @@ def _see_each_other(output: Any, found: NoisyCalls) -> bool:
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
     slopes = torch.autograd.grad(mean, shifts, ways, retain_graph=True, **options)
     return any(bool((slope[~chosen.to(slope.device)] != 0).any()) for slope in slopes)
-
-
-def _check_apart(mean: Tensor, output: Any) -> None:
-    """Raise a RuntimeError where examples are not what they are in their batch."""
-    whole = mean_of(output_tensor(output, (Tensor, Moments))).to(mean.dtype)
-    bound = min(4.0 * torch.finfo(whole.dtype).eps ** 0.5, 0.05)
-    largest = whole.abs().nan_to_num(posinf=0.0).amax() if whole.numel() else 0.0
-    if not torch.allclose(mean, whole, bound, bound * float(largest), equal_nan=True):
-        raise RuntimeError(
-            "by='covariance' takes a few examples at a time, and this model says something else "
-            "of them than in their batch: they see each other, or do not come first in the "
-            "inputs; take by='sample' or by='moments'"
-        )
 
 
 def covariance_of(

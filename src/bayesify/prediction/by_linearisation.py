@@ -11,18 +11,23 @@ the others count as certain.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayesify.conversion.posterior import Posterior
 from bayesify.moments import precise_dtype
-from bayesify.prediction.correlated_outputs import CorrelatedOutputs
+from bayesify.prediction.correlated_outputs import (
+    CorrelatedOutputs,
+    MixedExamplesError,
+    check_apart,
+)
 from bayesify.prediction.draws import bytes_to_take
 from bayesify.prediction.layer_slopes import (
     Call,
@@ -49,9 +54,6 @@ def linearised(
     inputs: Any,
     memory_limit: int | None = None,
     num_outputs: int | None = None,
-    *,
-    chosen: Tensor | None = None,
-    only: Collection[Posterior] | None = None,
 ) -> CorrelatedOutputs:
     """Return outputs at the mean weights, and their covariances.
 
@@ -61,14 +63,17 @@ def linearised(
         memory_limit: Bytes that the derivatives of some examples may take together.
         num_outputs: How many outputs of each example, the largest, have a derivative; None for
             all.
-        chosen: Which outputs of each example these are, (batch, num_outputs), where others than
-            the largest at the mean weights.
-        only: The posteriors whose noise counts; None for all.
     """
-    with derivable_attention(), warnings.catch_warnings():
+    with derivable_attention(), _DerivablePReLU(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         leaves, layout = tree_flatten(inputs)
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        number = batch_size(inputs)
+        # What has no row for each example belongs to all.
+        places = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == number
+        ]
 
         def whole(tensors: Sequence[Tensor]) -> Any:
             given = list(leaves)
@@ -76,7 +81,7 @@ def linearised(
                 given[place] = tensor[None]
             return tree_unflatten(given, layout)
 
-        number, tensors = batch_size(inputs), [leaves[place] for place in places]
+        tensors = [leaves[place] for place in places]
         if number == 0:
             outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
@@ -85,41 +90,40 @@ def linearised(
             outputs = outputs.to(precise_dtype(outputs.dtype))
             return CorrelatedOutputs(outputs, outputs.new_zeros(0, taken, taken), none)
         first = whole([tensor[0] for tensor in tensors])
-        _Calling(model)(first)  # what the model itself has to say against such inputs
+        batch = _Calling(model)(inputs)  # what the model itself has to say against such inputs
         limit = bytes_to_take(model, memory_limit)
 
         def found_by(network: _Linearised) -> CorrelatedOutputs:
-            def example(own: Tensor | None, *each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                return network(whole(each), own)
+            def example(*each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                return network(whole(each))
 
             chunk = max(1, min(number, limit // network.bytes_per_example))
-            axes = (None if chosen is None else 0, *[0] * len(tensors))
-            every = torch.vmap(example, in_dims=axes, chunk_size=chunk)
-            mean, covariances, taken = every(chosen, *tensors)
+            mean, covariances, taken = torch.vmap(example, chunk_size=chunk)(*tensors)
+            check_apart(mean, batch, "linearised")
             is_all = taken.shape[1] == mean[0].numel()
             return CorrelatedOutputs(mean, covariances, None if is_all else taken)
 
         try:
-            network = _Linearised(model, first, layers_to_watch(model), num_outputs, only)
+            network = _Linearised(model, first, layers_to_watch(model), num_outputs)
             if network.bytes_per_example <= limit:
                 return found_by(network)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MixedExamplesError):
             raise
         except Exception:
             # Layers that cannot be watched, as those called under a transform of the model's own;
             # without watching any the model has its chance, or its own error.
             network = None
         try:
-            other = _Linearised(model, first, [], num_outputs, only)
+            other = _Linearised(model, first, [], num_outputs)
             if network is None or other.bytes_per_example < network.bytes_per_example:
                 network = other
             return found_by(network)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MixedExamplesError):
             raise
         except RuntimeError as error:
             raise RuntimeError(
                 f"by='linearised' needs a model that torch.func can differentiate example by "
-                f"example, and this one cannot be: {error}; take by='sample' or by='moments'"
+                f"example, and this one cannot be: {error}; take by='sample'"
             ) from error
 
 
@@ -138,13 +142,12 @@ class _Linearised:
         example: Any,
         layers: Sequence[nn.Module],
         num_outputs: int | None = None,
-        only: Collection[Posterior] | None = None,
     ) -> None:
         self.calling = _Calling(model)
         self.sites = {
             f"model.{path}.{site.family.parameter_names[0]}": site
             for path, site in model.named_modules()
-            if isinstance(site, Posterior) and site.num_random and (only is None or site in only)
+            if isinstance(site, Posterior) and site.num_random
         }
         self.means: dict[str, Tensor] = {
             name: self.calling.get_parameter(name) for name in self.sites
@@ -179,7 +182,7 @@ class _Linearised:
         self.layers = list({call.layer: None for call in calls})
         self.zeros = [torch.zeros_like(call.output) for call in calls]
 
-    def __call__(self, example: Any, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, example: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the outputs of an example, the covariance of the chosen, and which those are."""
         means = {name: self.means[name] for name in self.slow}
         output, backward, given = self._vjp(example, means)
@@ -187,7 +190,7 @@ class _Linearised:
         directions = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
         places = torch.arange(number, device=output.device)
         if number < output.numel():
-            places = output.flatten().topk(number).indices if chosen is None else chosen
+            places = output.flatten().topk(number).indices
             directions = directions[places]
         slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
         covariances = output.new_zeros(number, number)
@@ -253,6 +256,19 @@ class _Calling(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         return output_tensor(call_model(self.model, inputs))
+
+
+class _DerivablePReLU(TorchFunctionMode):
+    """Write a PReLU out: torch.func fails at the derivative of torch's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func not in (torch.prelu, Tensor.prelu):
+            return func(*args, **(kwargs or {}))
+        x, slope = (*args, *(kwargs or {}).values())
+        if slope.numel() > 1 and x.ndim > 1:
+            slope = slope.view(-1, *[1] * (x.ndim - 2))
+        return torch.where(x > 0, x, slope * x)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from bayesify.training.likelihood import Classification, Likelihood
 
 # Of a covariance's largest entry: what rounding may take from it before its root is asked for.
 _ROUNDING = 1e-5
+# How far an example may be from what it is in its batch, as a share of the largest output.
+_APART, _APART_IN_HALF_PRECISION = 0.01, 0.05
 
 
 class CorrelatedOutputs(NamedTuple):
@@ -36,6 +38,33 @@ def check_num_outputs(num_outputs: int | None, likelihood: Likelihood) -> None:
         raise ValueError(
             f"num_outputs is a number of classes: with likelihood={likelihood.task!r} every output "
             f"has a derivative, got num_outputs={num_outputs}; leave it out"
+        )
+
+
+class MixedExamplesError(RuntimeError):
+    """What a model says of an example depends on its batch."""
+
+
+def check_apart(mean: Tensor, whole: Tensor, way: str) -> None:
+    """Raise an error where examples are not what they are in their batch.
+
+    Args:
+        mean: The outputs of examples that were taken a few at a time.
+        whole: Those of the whole batch.
+        way: What the prediction was asked for by.
+    """
+    is_half = whole.dtype.itemsize < 4 or torch.is_autocast_enabled(whole.device.type)
+    bound = _APART_IN_HALF_PRECISION if is_half else _APART
+    whole = whole.to(mean.dtype)
+    largest = whole.abs().nan_to_num(posinf=0.0).amax() if whole.numel() else 0.0
+    # A model that takes one example only has nothing to say of a batch.
+    if mean.shape == whole.shape and not torch.allclose(
+        mean, whole, bound, bound * float(largest), equal_nan=True
+    ):
+        raise MixedExamplesError(
+            f"by={way!r} takes a few examples at a time, and this model says something else "
+            "of them than in their batch: they see each other, or do not come first in the "
+            "inputs; take by='sample' or by='moments'"
         )
 
 
