@@ -66,17 +66,8 @@ METHODS: dict[str, bf.Method] = {
 DERIVED = ("covariance", "linearised")
 
 
-def trained(
-    name: str,
-    data: Any,
-    device: str,
-    *,
-    width: int | None = None,
-    by: str = "mean_field",
-    **fit_options: Any,
-) -> nn.Module:
-    """Return a network that was trained, by how many epochs and so on `fit_options` tell."""
-    torch.manual_seed(0)
+def built(name: str, data: Any, width: int | None = None) -> nn.Module:
+    """Return a plain network for some data."""
     options = {**OPTIONS.get(name, {})}
     if name != "mlp":
         options |= {"num_classes": data.num_classes, "in_channels": data.input_shape[0]}
@@ -84,16 +75,14 @@ def trained(
         options["width"] = width
     if name.startswith("vit"):
         options["image_size"] = data.input_shape[-1]
-    model = bf.convert(bf.build_model(name, **options), METHODS[by])
+    return bf.build_model(name, **options)
+
+
+def trained(net: nn.Module, data: Any, device: str, by: str, **fit_options: Any) -> nn.Module:
+    """Return a Bayesian network, trained by how many epochs and so on `fit_options` tell."""
+    model = bf.convert(net, METHODS[by])
     train = loader(data.train, 128, shuffle=True)
-    bf.fit(
-        model,
-        train,
-        seed=0,
-        progress=False,
-        accelerator=device,
-        **fit_options,
-    )
+    bf.fit(model, train, seed=0, progress=False, accelerator=device, **fit_options)
     bf.refresh_norms(model, train)
     return model.eval()
 
@@ -223,14 +212,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     accuracies: dict[str, float] = {}
     for name in wanted.networks.split(","):
-        options = {"learning_rate": wanted.learning_rate, "width": wanted.width, "by": wanted.by}
-        options |= {"epochs": wanted.epochs, "beta": wanted.beta, "precision": wanted.precision}
+        options = {"learning_rate": wanted.learning_rate, "beta": wanted.beta}
+        options |= {"epochs": wanted.epochs, "precision": wanted.precision}
+        torch.manual_seed(0)
+        net = built(name, data, wanted.width)
         if wanted.model is None:
-            model = trained(name, data, device, **options)
+            model = trained(net, data, device, wanted.by, **options)
             if wanted.save is not None:
                 bf.save(model, wanted.save)
         else:
-            model = bf.load(wanted.model).to(device).eval()
+            model = bf.load(wanted.model, net).to(device).eval()
         accuracies[name] = accuracy(model, data, device)
         accuracies[f"{name}, drawn"] = accuracy(model, data, device, how="sample")
         images = test.to(device)
