@@ -60,6 +60,9 @@ ACTIVATIONS = [
     Activation("erf", torch.erf, (), 1e-5, 4e-4),
     Activation("sin", torch.sin, (), 1e-9, 1e-9),
     Activation("cos", torch.cos, (), 1e-9, 1e-9),
+    Activation("atan", torch.atan, (), 2e-4, 2e-3),
+    Activation("expm1", torch.expm1, (), 1e-9, 1e-8, domain=1.0),
+    Activation("tanhshrink", F.tanhshrink, (), 1e-4, 4e-4),
     Activation("softsign", F.softsign, (0.0,), 1e-2, 1e-2),
     Activation("elu", F.elu, (0.0,), 3e-3, 3e-3),
     Activation("celu", lambda x: F.celu(x, 0.5), (0.0,), 4e-3, 6e-3),
@@ -156,7 +159,7 @@ def test_gradients_are_right(activation):
 @pytest.mark.parametrize("rules", ["exact", "taylor"])
 def test_extremes_stay_finite_with_finite_gradients(activation, rules):
     # The variance of exp(z) itself leaves float32 beyond this.
-    near, far = (5.0, 10.0) if activation.name == "exp" else (30.0, 1e4)
+    near, far = (5.0, 10.0) if activation.name in ("exp", "expm1") else (30.0, 1e4)
     means = torch.tensor([-far, -near, -1.0, 0.0, 1e-6, 1.0, near, far])
     variances = torch.tensor([0.0, 1e-30, 1e-12, 1e-6, 1.0, 25.0])
     m = means[:, None].expand(8, 6).clone().requires_grad_()
@@ -210,10 +213,21 @@ def test_relu_derivative_at_zero_mean_is_a_half():
     assert m.grad.item() == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("exponent", [0.5, -1, torch.tensor(2.0)])
-def test_pow_refuses_what_has_no_moments(exponent):
-    with pytest.raises(ValueError, match="positive whole number"):
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 1 / 3, 2.5])
+def test_roots_and_reciprocals_are_to_first_order_where_the_mean_has_them(exponent):
+    x = Moments(2.0 + torch.rand(5, dtype=torch.float64), 1e-4)
+    assert_like_sampling(lambda z: z**exponent, x, mean_error=0.02, variance_error=2e-3)
+    named = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal}.get(exponent)
+    if named is not None:
+        torch.testing.assert_close(torch.pow(x, exponent).pair(), named(x).pair())
+
+
+@pytest.mark.parametrize("exponent", [Moments(torch.ones(2), 1.0), torch.ones(2)])
+def test_powers_need_a_number_as_their_exponent(exponent):
+    with pytest.raises(ValueError, match="must have a number as its exponent"):
         torch.pow(Moments(torch.ones(2), 1.0), exponent)
+    with pytest.raises(ValueError, match="must have a number as its exponent"):
+        torch.pow(torch.ones(2), Moments(torch.ones(2), 1.0))
 
 
 @pytest.mark.parametrize(

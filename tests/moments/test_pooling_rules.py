@@ -99,15 +99,6 @@ def test_indices_are_refused():
         F.max_pool2d(normal_moments(1, 1, 4, 4), 2, return_indices=True)
 
 
-def test_amax_and_maximum_are_exact_for_two():
-    x, y = normal_moments(3, 2), normal_moments(3, 2)
-    assert_like_sampling(lambda z: z.amax(1), x)
-    assert_like_sampling(lambda z: torch.amax(z, 1, keepdim=True), x)
-    assert_like_sampling(torch.maximum, x, y)
-    assert_like_sampling(torch.maximum, x, torch.zeros((), dtype=torch.float64))
-    assert torch.equal(Moments(x.expected).amax((0, 1)).expected, x.expected.amax())
-
-
 def test_gradients_are_right_and_finite():
     m, v = (part.requires_grad_() for part in normal_moments(1, 1, 5, 5).pair())
 

@@ -8,10 +8,12 @@ from bayesify.moments import (
     averaging_rules,  # noqa: F401
     batch_norm,  # noqa: F401
     dropout_rules,  # noqa: F401
+    extreme_rules,  # noqa: F401
     linear_rules,  # noqa: F401
     norm_rules,  # noqa: F401
     pooled_rules,  # noqa: F401
     pooling_rules,  # noqa: F401
+    reduction_rules,  # noqa: F401
     shape_rules,  # noqa: F401
     shared_rules,  # noqa: F401
     smooth_rules,  # noqa: F401

@@ -192,17 +192,3 @@ def _hardsigmoid(x: Moments, inplace: bool = False) -> Moments:
     v = shifted.variance_or_none
     result = Moments(shifted.expected / 6.0, None if v is None else v / 36.0)
     return x.assign(result) if inplace else result
-
-
-@rule(torch.pow, Tensor.pow, Tensor.__pow__)
-def _pow(x: Moments, exponent: Any) -> Moments:
-    if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
-        raise ValueError(
-            f"exponent of moments must be a positive whole number, got {exponent!r}; a root of a "
-            "value that may be negative has no moments"
-        )
-    if exponent == 2:
-        return square(x)
-    power = int(exponent)
-    # Sixteen nodes are exact up to the degree 31, so to the variance of the 15th power.
-    return Elementwise(lambda z: z**power, lambda z: power * z ** (power - 1)).apply(x)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, as_moments, precise, precise_dtype, rule
+from bayesify.moments.moments import Moments, precise, rule
 from bayesify.moments.rectified import maximum_moments
 from bayesify.moments.rule_table import current_rules
 
@@ -221,28 +221,3 @@ def output_sizes(output_size: Any, sides: list[int]) -> list[int]:
 _register_adaptive_max_pool(1, F.adaptive_max_pool1d, F.adaptive_max_pool1d_with_indices)
 _register_adaptive_max_pool(2, F.adaptive_max_pool2d, F.adaptive_max_pool2d_with_indices)
 _register_adaptive_max_pool(3, F.adaptive_max_pool3d, F.adaptive_max_pool3d_with_indices)
-
-
-@rule(torch.amax, Tensor.amax)
-def _amax(x: Moments, dim: Sizes = (), keepdim: bool = False) -> Moments:
-    dims = [dim] if isinstance(dim, int) else list(dim)
-    dims = [axis % x.ndim for axis in dims] or list(range(x.ndim))
-    mean = x.expected.amax(dims, keepdim)
-    if x.variance_or_none is None:
-        return Moments(mean)
-    others = [axis for axis in range(x.ndim) if axis not in dims]
-    m, v = (part.permute(*others, *dims).flatten(len(others)) for part in x.pair())
-    first, second = maximum_over_last(m.to(v.dtype), v)
-    return Moments(first.to(x.dtype).view(mean.shape), second.view(mean.shape))
-
-
-@rule(torch.maximum, Tensor.maximum)
-def _maximum(left: Any, right: Any) -> Moments:
-    left, right = as_moments(left), as_moments(right)
-    if left.is_certain and right.is_certain:
-        return Moments(torch.maximum(left.expected, right.expected))
-    pair = torch.stack(torch.broadcast_tensors(left.expected, right.expected), -1)
-    variances = torch.stack(torch.broadcast_tensors(left.variance, right.variance), -1)
-    dtype = precise_dtype(pair.dtype)
-    mean, variance = maximum_over_last(pair.to(dtype), variances.to(dtype))
-    return Moments(mean.to(pair.dtype), variance)

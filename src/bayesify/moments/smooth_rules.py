@@ -9,11 +9,13 @@ inside the law.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.moments.activation_rules import square
 from bayesify.moments.elementwise import Elementwise
 from bayesify.moments.moments import Moments, precise_dtype, rule
 
@@ -72,6 +74,14 @@ def _minus_sin(x: Tensor) -> Tensor:
     return -torch.sin(x)
 
 
+def _atan_slope(x: Tensor) -> Tensor:
+    return (1.0 + x.square()).reciprocal()
+
+
+def _tanhshrink_slope(x: Tensor) -> Tensor:
+    return torch.tanh(x).square()
+
+
 def _log_sigmoid_slope(x: Tensor) -> Tensor:
     return torch.sigmoid(-x)
 
@@ -89,6 +99,9 @@ Elementwise(F.softsign, _softsign_slope).register(F.softsign)
 Elementwise(F.logsigmoid, _log_sigmoid_slope).register(F.logsigmoid)
 Elementwise(torch.erf, _erf_slope).register(torch.erf, torch.special.erf, Tensor.erf)
 Elementwise(torch.sin, torch.cos).register(torch.sin, Tensor.sin)
+Elementwise(torch.expm1, torch.exp).register(torch.expm1, Tensor.expm1, torch.special.expm1)
+Elementwise(torch.atan, _atan_slope).register(torch.atan, torch.arctan, Tensor.atan, Tensor.arctan)
+Elementwise(F.tanhshrink, _tanhshrink_slope).register(F.tanhshrink)
 Elementwise(torch.cos, _minus_sin).register(torch.cos, Tensor.cos)
 Elementwise(F.elu, _elu_slope, parameters=(("alpha", 1.0),)).register(F.elu)
 Elementwise(F.celu, _celu_slope, parameters=(("alpha", 1.0),)).register(F.celu, torch.celu)
@@ -126,3 +139,30 @@ def reciprocal(x: Moments) -> Moments:
 @rule(torch.log, Tensor.log)
 def _log(x: Moments) -> Moments:
     return first_order(x, x.expected.log(), x.expected.to(precise_dtype(x.dtype)).reciprocal())
+
+
+@rule(torch.log1p, Tensor.log1p, torch.special.log1p)
+def _log1p(x: Moments) -> Moments:
+    return first_order(
+        x, x.expected.log1p(), (1.0 + x.expected.to(precise_dtype(x.dtype))).reciprocal()
+    )
+
+
+@rule(torch.pow, Tensor.pow, Tensor.__pow__)
+def _pow(x: Moments, exponent: Any) -> Moments:
+    """Take whole powers exactly, roots and reciprocals to first order, where the mean has them."""
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+        exponent = exponent.item()
+    if not isinstance(x, Moments) or not isinstance(exponent, (int, float)):
+        raise ValueError(
+            "a power of moments must have a number as its exponent, got "
+            f"{type(exponent).__name__}; a base that is certain is exp(exponent * log(base))"
+        )
+    if exponent == 2:
+        return square(x)
+    if exponent == int(exponent) and exponent > 0:
+        power = int(exponent)
+        # Sixteen nodes are exact up to the degree 31, so to the variance of the 15th power.
+        return Elementwise(lambda z: z**power, lambda z: power * z ** (power - 1)).apply(x)
+    m = x.expected.to(precise_dtype(x.dtype))
+    return first_order(x, x.expected**exponent, exponent * m ** (exponent - 1))
