@@ -61,7 +61,7 @@ ACTIVATIONS = [
     Activation("sin", torch.sin, (), 1e-9, 1e-9),
     Activation("cos", torch.cos, (), 1e-9, 1e-9),
     Activation("atan", torch.atan, (), 2e-4, 2e-3),
-    Activation("expm1", torch.expm1, (), 1e-9, 1e-8, domain=1.0),
+    Activation("expm1", torch.expm1, (), 0.0, 0.0, domain=1.0),
     Activation("tanhshrink", F.tanhshrink, (), 1e-4, 4e-4),
     Activation("softsign", F.softsign, (0.0,), 1e-2, 1e-2),
     Activation("elu", F.elu, (0.0,), 3e-3, 3e-3),
@@ -222,11 +222,26 @@ def test_roots_and_reciprocals_are_to_first_order_where_the_mean_has_them(expone
         torch.testing.assert_close(torch.pow(x, exponent).pair(), named(x).pair())
 
 
-@pytest.mark.parametrize("exponent", [Moments(torch.ones(2), 1.0), torch.ones(2)])
+def test_a_learned_exponent_has_its_gradient():
+    x = Moments(1.0 + torch.rand(6, dtype=torch.float64), 1e-4)
+    exponent = torch.tensor([2.5], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close((x**exponent).pair(), (x**2.5).pair())
+    assert torch.autograd.gradcheck(lambda p: (x**p).pair(), (exponent,))
+
+
+def test_the_power_of_zero_is_certain():
+    one = Moments(torch.zeros(2), 1.0) ** 0
+    assert one.is_certain
+    assert (one.expected == 1).all()
+
+
+@pytest.mark.parametrize(
+    "exponent", [Moments(torch.ones(2), 1.0), torch.ones(2), torch.ones(2, requires_grad=True)]
+)
 def test_powers_need_a_number_as_their_exponent(exponent):
-    with pytest.raises(ValueError, match="must have a number as its exponent"):
+    with pytest.raises(ValueError, match="must have a finite number as its exponent"):
         torch.pow(Moments(torch.ones(2), 1.0), exponent)
-    with pytest.raises(ValueError, match="must have a number as its exponent"):
+    with pytest.raises(ValueError, match="must have a finite number as its exponent"):
         torch.pow(torch.ones(2), Moments(torch.ones(2), 1.0))
 
 

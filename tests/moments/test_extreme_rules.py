@@ -41,3 +41,36 @@ def test_indices_are_those_of_the_means():
 def test_gradients_are_right():
     m, v = (part.requires_grad_() for part in normal_moments(2, 3).pair())
     assert torch.autograd.gradcheck(lambda m, v: Moments(m, v).min(1).values.pair(), (m, v))
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_hidden_entries_are_never_the_largest(hidden):
+    m, v = torch.randn(3, 4), torch.rand(3, 4)
+    m.requires_grad_()
+    is_hidden = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]) > 0
+    found = Moments(m, v).masked_fill(is_hidden, hidden).amax(1)
+    torch.testing.assert_close(found[0].pair(), Moments(m, v)[0, :2].amax().pair())
+    assert found.expected[1] == m[1, 3]
+    assert found.variance[1] == v[1, 3]
+    assert found.expected[2] == hidden
+    found.expected[:2].sum().backward()
+    assert m.grad.isfinite().all()
+    assert m.grad[1].tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_what_is_no_number_stays_so():
+    assert Moments(torch.tensor([torch.nan, 1.0]), 1.0).amax().expected.isnan()
+
+
+def test_whole_numbers_are_taken_too():
+    x = Moments(torch.randn(3), 1.0)
+    found = torch.maximum(x, torch.tensor(0))
+    torch.testing.assert_close(found.pair(), torch.maximum(x, torch.zeros(())).pair())
+
+
+def test_many_entries_fold_in_single_precision():
+    m, v = torch.randn(2, 64).bfloat16(), torch.rand(2, 64).bfloat16()
+    wanted = Moments(m.float(), v.float()).amax(1)
+    found = Moments(m, v).amax(1)
+    torch.testing.assert_close(found.expected, wanted.expected.bfloat16())
+    torch.testing.assert_close(found.variance, wanted.variance.bfloat16())

@@ -43,6 +43,7 @@ ROOTS = [
     lambda z: torch.std(z, (0, 1), keepdim=True),
     lambda z: z.norm(dim=1),
     lambda z: z.norm(),
+    lambda z: torch.norm(z, dim=1),
     lambda z: torch.linalg.vector_norm(z, dim=-1, keepdim=True),
 ]
 
@@ -79,3 +80,55 @@ def test_gradients_are_right():
     m, v = (part.requires_grad_() for part in normal_moments(2, 3).pair())
     for form in (lambda z: z.var(1), lambda z: z.norm(dim=1), lambda z: z.logsumexp(1)):
         assert torch.autograd.gradcheck(lambda m, v, form=form: form(Moments(m, v)).pair(), (m, v))
+
+
+@pytest.mark.parametrize("form", [lambda z: torch.norm(z, dim=1), lambda z: z.std(1)])
+def test_rows_that_are_certainly_zero_stay_so_with_gradients_of_zero(form):
+    m, v = torch.randn(3, 4), torch.rand(3, 4)
+    m[0], v[0] = 0.0, 0.0
+    m.requires_grad_()
+    v.requires_grad_()
+    mean, variance = form(Moments(m, v)).pair()
+    assert mean[0] == 0
+    assert variance[0] == 0
+    (mean.sum() + variance.sum()).backward()
+    assert (m.grad[0] == 0).all()
+    assert (v.grad[0] == 0).all()
+    assert m.grad[1:].isfinite().all()
+    assert (m.grad[1:] != 0).all()
+
+
+def test_half_precision_has_room_for_roots_of_squares():
+    h = 100.0 * torch.tensor([[1.0, -5.0] * 8], dtype=torch.float16)
+    for form in (lambda z: z.norm(dim=1), lambda z: z.std(1), lambda z: z.norm(1, dim=1)):
+        found = form(Moments(h, 0.01))
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found.expected, form(h))
+        assert found.variance > 0
+
+
+def test_edges_are_those_of_torch():
+    nothing = Moments(torch.zeros(0, 3), 1.0)
+    assert nothing.var(0).expected.isnan().all()
+    assert nothing.var(0).shape == (3,)
+    assert nothing.std().expected.isnan()
+    lone = Moments(torch.tensor(2.0), 0.0)
+    for form in (
+        lambda z: z.logsumexp(0),
+        lambda z: z.norm(dim=0),
+        lambda z: z.var(0, correction=0),
+        lambda z: z.max(0).values,
+        lambda z: z.amax(),
+    ):
+        torch.testing.assert_close(form(lone).expected, form(lone.expected))
+    x = normal_moments(2, 3)
+    for wrong in (lambda z: z.var(5), lambda z: z.logsumexp(3), lambda z: z.amax(-3)):
+        with pytest.raises(IndexError, match="dim must be in -2 to 1"):
+            wrong(x)
+
+
+def test_log_sum_exp_of_hidden_entries():
+    m = torch.tensor([[0.0, -torch.inf], [-torch.inf, -torch.inf]])
+    found = torch.logsumexp(Moments(m, 1.0), 1)
+    assert found.expected.tolist() == [0.0, -torch.inf]
+    assert found.variance.tolist() == [1.0, 0.0]

@@ -102,6 +102,40 @@ def test_what_is_dropped_while_it_predicts_is_noise():
     assert (ratio(model, torch.randn(5, 3)).log().abs() < 0.15).all()
 
 
+def test_what_is_dropped_for_certain_is_no_noise():
+    model = bayesian(Layers(lambda h: torch.relu(F.dropout(h, 1.0, training=True))))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(spread(model, x), spread(model, x, "moments"))  # of the last bias
+
+
+@pytest.mark.parametrize("by", ["covariance", "linearised"])
+def test_hooks_of_the_user_are_heeded(by):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3))
+    model, x = bayesian(net, 0.3), torch.randn(5, 6)
+    wanted = spread(model, x, by)
+    for layer in (model[0], model[2]):
+        layer.register_forward_hook(lambda *call: None)
+    torch.testing.assert_close(spread(model, x, by), wanted)
+    model[2].register_forward_hook(lambda layer, given, output: 2.0 * output)
+    torch.testing.assert_close(spread(model, x, by), 4.0 * wanted)
+    model[0].register_forward_pre_hook(lambda layer, given: (0.5 * given[0],))
+    torch.testing.assert_close(spread(model, 2.0 * x, by), 4.0 * wanted)
+
+
+@pytest.mark.parametrize("by", ["covariance", "linearised"])
+def test_half_precision_by_autocast_leaves_a_root(by):
+    torch.manual_seed(0)
+    model = bayesian(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 100)))
+    set_stds(model[2], 1e-6)
+    x = torch.randn(3, 16)
+    wanted = spread(model, x, by)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bf.predict(model, x, by=by, likelihood="classification")
+        assert found.probs.isfinite().all()
+        torch.testing.assert_close(spread(model, x, by), wanted, rtol=0.1, atol=0.05 * wanted.max())
+
+
 def test_compiled_parts_are_looked_at():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3))
@@ -174,6 +208,17 @@ def test_examples_that_see_each_other_are_refused():
     for options in ({}, {"memory_limit": 1}):
         with pytest.raises(RuntimeError, match="they see each other"):
             spread(model, torch.randn(4, 3), **options)
+
+    # In groups, and one on the other but not the other way round.
+    def in_halves(h):
+        return torch.cat([part - part.mean(0) for part in h.chunk(2)])
+
+    def on_the_last(h):
+        return torch.tanh(h) + F.pad(h[:-1], (0, 0, 1, 0))
+
+    for between, number in ((in_halves, 4), (in_halves, 40), (on_the_last, 2), (on_the_last, 40)):
+        with pytest.raises(RuntimeError, match="they see each other"):
+            spread(bayesian(Layers(between)), torch.randn(number, 3))
     # An output of a sequence that is given by positions: its rows are no examples.
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.moments import Moments, as_moments, precise_dtype, rule
+from bayesify.moments.moments import Moments, as_moments, precise, rule
 from bayesify.moments.pooling_rules import Sizes, maximum_over_last
+from bayesify.moments.reduction_rules import axes_of
 
 
 class Extreme(NamedTuple):
@@ -27,28 +28,33 @@ class Extreme(NamedTuple):
 @rule(torch.amax, Tensor.amax)
 def amax(x: Moments, dim: Sizes = (), keepdim: bool = False) -> Moments:
     """Return the moments of the largest entry along some dimensions; none given, along all."""
-    dims = [dim] if isinstance(dim, int) else list(dim)
-    dims = [axis % x.ndim for axis in dims] or list(range(x.ndim))
+    dims = axes_of(dim, x.ndim)
     mean = x.expected.amax(dims, keepdim)
     if x.variance_or_none is None:
         return Moments(mean)
+    if x.ndim == 0:
+        return x
     others = [axis for axis in range(x.ndim) if axis not in dims]
-    m, v = (part.permute(*others, *dims).flatten(len(others)) for part in x.pair())
-    first, second = maximum_over_last(m.to(v.dtype), v)
+    m, v = (part.permute(*others, *dims).flatten(len(others)) for part in precise(x))
+    first, second = maximum_over_last(m, v)
     return Moments(first.to(x.dtype).view(mean.shape), second.view(mean.shape))
 
 
 @rule(torch.maximum, Tensor.maximum)
 def maximum(left: Any, right: Any) -> Moments:
     """Return the moments of the larger of two, entry by entry."""
-    left, right = as_moments(left), as_moments(right)
+    dtype = left.dtype if isinstance(left, Moments) else right.dtype
+    left, right = (as_moments(each if _is_real(each) else each.to(dtype)) for each in (left, right))
     if left.is_certain and right.is_certain:
         return Moments(torch.maximum(left.expected, right.expected))
-    pair = torch.stack(torch.broadcast_tensors(left.expected, right.expected), -1)
-    variances = torch.stack(torch.broadcast_tensors(left.variance, right.variance), -1)
-    dtype = precise_dtype(pair.dtype)
-    mean, variance = maximum_over_last(pair.to(dtype), variances.to(dtype))
-    return Moments(mean.to(pair.dtype), variance)
+    pairs = zip(precise(left), precise(right), strict=True)
+    both = [torch.stack(torch.broadcast_tensors(*pair), -1) for pair in pairs]
+    mean, variance = maximum_over_last(both[0], both[1])
+    return Moments(mean.to(torch.promote_types(left.dtype, right.dtype)), variance)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Moments) or value.is_floating_point()
 
 
 @rule(torch.amin, Tensor.amin)

@@ -23,6 +23,9 @@ from bayesify.moments.gaussian_functions import (
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
 
+# Over the least standard deviation there is, still a number of float32.
+_FURTHEST = 1e30
+
 
 def rectified_moments(
     m: Tensor, v: Tensor, slope: float | Tensor = 0.0, *, is_coarse: bool = False
@@ -105,7 +108,7 @@ def _maximum(
     m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, *, is_derived: bool
 ) -> tuple[Tensor, Tensor]:
     total = v1 + v2
-    part = _parts(m1 - m2, total, is_derived=is_derived)
+    part = _parts(_difference(m1, m2), total, is_derived=is_derived)
     # total / s is s, and 0 where both are certain.
     mean = torch.where(part.is_right, m1, m2) + total * part.per_s * part.g
     # The last factors first: far apart x is huge and g is 0.
@@ -135,7 +138,9 @@ class _Maximum(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         m1, v1, m2, v2 = ctx.saved_tensors
         total = v1 + v2
-        part = _parts(m1 - m2, total, is_derived=torch.is_grad_enabled() or not _is_compiled())
+        part = _parts(
+            _difference(m1, m2), total, is_derived=torch.is_grad_enabled() or not _is_compiled()
+        )
         # (m1 - a) / s and (m2 - a) / s; whichever mean is larger, only g is missing to it.
         both = part.x + part.g
         down1 = -torch.where(part.is_right, part.g, both)
@@ -153,6 +158,11 @@ class _Maximum(torch.autograd.Function):
         along_both = of_mean * (0.5 * bell) + of_variance * at_equal
         along_v1 = along_both + of_variance * part.share
         return along_m1, along_v1, along_m2, along_both + of_variance * part.rest
+
+
+def _difference(first: Tensor, second: Tensor) -> Tensor:
+    """Return a finite difference: of two entries that a mask has made -inf too."""
+    return first.clamp(-_FURTHEST, _FURTHEST) - second.clamp(-_FURTHEST, _FURTHEST)
 
 
 class _Parts(NamedTuple):

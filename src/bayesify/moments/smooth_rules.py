@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.activation_rules import square
+from bayesify.moments.activation_rules import exp_moments, square
 from bayesify.moments.elementwise import Elementwise
 from bayesify.moments.moments import Moments, precise_dtype, rule
 
@@ -82,6 +82,10 @@ def _tanhshrink_slope(x: Tensor) -> Tensor:
     return torch.tanh(x).square()
 
 
+def _expm1_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.expm1(m + 0.5 * v), exp_moments(m, v)[1]
+
+
 def _log_sigmoid_slope(x: Tensor) -> Tensor:
     return torch.sigmoid(-x)
 
@@ -99,7 +103,9 @@ Elementwise(F.softsign, _softsign_slope).register(F.softsign)
 Elementwise(F.logsigmoid, _log_sigmoid_slope).register(F.logsigmoid)
 Elementwise(torch.erf, _erf_slope).register(torch.erf, torch.special.erf, Tensor.erf)
 Elementwise(torch.sin, torch.cos).register(torch.sin, Tensor.sin)
-Elementwise(torch.expm1, torch.exp).register(torch.expm1, Tensor.expm1, torch.special.expm1)
+Elementwise(torch.expm1, torch.exp, _expm1_moments).register(
+    torch.expm1, Tensor.expm1, torch.special.expm1
+)
 Elementwise(torch.atan, _atan_slope).register(torch.atan, torch.arctan, Tensor.atan, Tensor.arctan)
 Elementwise(F.tanhshrink, _tanhshrink_slope).register(F.tanhshrink)
 Elementwise(torch.cos, _minus_sin).register(torch.cos, Tensor.cos)
@@ -114,13 +120,22 @@ Elementwise(F.softplus, _softplus_slope, parameters=(("beta", 1.0), ("threshold"
 def first_order(x: Moments, value: Tensor, slope: Tensor) -> Moments:
     """Return f(m) and f'(m)^2 v for a function that a normal value may leave the domain of."""
     v = x.variance_or_none
-    return Moments(value, None if v is None else slope.to(precise_dtype(x.dtype)).square() * v)
+    if v is None:
+        return Moments(value)
+    # What is certain stays so where the slope is infinite.
+    is_sure = (v == 0) & ~slope.isfinite()
+    slope = torch.where(is_sure, 0.0, slope.to(precise_dtype(x.dtype)))
+    return Moments(value, slope.square() * v)
 
 
 @rule(torch.sqrt, Tensor.sqrt)
 def _sqrt(x: Moments) -> Moments:
-    root = x.expected.sqrt()
-    return first_order(x, root, 0.5 / root)
+    if x.variance_or_none is None:
+        return Moments(x.expected.sqrt())
+    # Of a 0 that is certain, as the norm of padding is: with gradients of 0, as torch's norm has.
+    is_zero = (x.expected == 0) & (x.variance == 0)
+    root = torch.where(is_zero, 1.0, x.expected).sqrt()
+    return first_order(x, torch.where(is_zero, 0.0, root), 0.5 / root)
 
 
 @rule(torch.rsqrt, Tensor.rsqrt)
@@ -151,18 +166,29 @@ def _log1p(x: Moments) -> Moments:
 @rule(torch.pow, Tensor.pow, Tensor.__pow__)
 def _pow(x: Moments, exponent: Any) -> Moments:
     """Take whole powers exactly, roots and reciprocals to first order, where the mean has them."""
-    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+    is_learned = isinstance(exponent, Tensor) and exponent.requires_grad and torch.is_grad_enabled()
+    if isinstance(exponent, Tensor) and exponent.numel() == 1 and not is_learned:
         exponent = exponent.item()
-    if not isinstance(x, Moments) or not isinstance(exponent, (int, float)):
+    is_number = isinstance(exponent, (int, float)) and math.isfinite(exponent)
+    if not isinstance(x, Moments) or not (is_number or (is_learned and exponent.numel() == 1)):
+        got = exponent if isinstance(exponent, (int, float)) else type(exponent).__name__
         raise ValueError(
-            "a power of moments must have a number as its exponent, got "
-            f"{type(exponent).__name__}; a base that is certain is exp(exponent * log(base))"
+            f"a power of moments must have a finite number as its exponent, got {got}; "
+            "a base that is certain is exp(exponent * log(base))"
         )
+    if is_learned:
+        return _power(x, exponent)
+    if exponent == 0:
+        return Moments(torch.ones_like(x.expected))
     if exponent == 2:
         return square(x)
     if exponent == int(exponent) and exponent > 0:
         power = int(exponent)
         # Sixteen nodes are exact up to the degree 31, so to the variance of the 15th power.
         return Elementwise(lambda z: z**power, lambda z: power * z ** (power - 1)).apply(x)
+    return _power(x, exponent)
+
+
+def _power(x: Moments, exponent: Any) -> Moments:
     m = x.expected.to(precise_dtype(x.dtype))
     return first_order(x, x.expected**exponent, exponent * m ** (exponent - 1))

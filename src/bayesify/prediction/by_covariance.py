@@ -47,6 +47,10 @@ from bayesify.prediction.layer_slopes import (
 from bayesify.prediction.noisy_calls import NoisyCall, NoisyCalls, noted, without_checkpoints
 from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
+# How many numbers tell examples apart, and by how much of the largest derivative they may seem to
+# see each other: rounding differs where examples are taken in another order.
+_NUM_POWERS, _MOST_APART = 16, 1e-3
+
 
 @torch.inference_mode(mode=False)
 @torch.no_grad()  # inside: leaving inference mode switches gradients on
@@ -128,18 +132,31 @@ def _noted_pass(
 
 
 def _see_each_other(output: Any, found: NoisyCalls) -> bool:
-    """Whether the outputs of some examples depend on what was noted of others."""
+    """Whether the outputs of some examples depend on what was noted of others.
+
+    Where they do not, an example's outputs times a number have its own derivatives times that.
+    Numbers are powers of two, by which nothing is rounded, and differ between any neighbours.
+    """
     shifts = [each.shift for each in (*found.calls, *found.bends)]
     mean = mean_of(output)
     if not (shifts and mean.requires_grad):
         return False
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.rand(len(mean), generator=generator).argsort() < len(mean) // 2
     ways = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
-    ways[~chosen.to(mean.device)] = 0.0
+    powers = torch.arange(len(mean)) % _NUM_POWERS
+    weights = 2.0 ** powers[torch.randperm(len(mean), generator=generator)].to(mean)
+
+    def of_each(tensor: Tensor, weights: Tensor) -> Tensor:
+        return tensor * weights.to(tensor).view(-1, *[1] * (tensor.ndim - 1))
+
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
-    slopes = torch.autograd.grad(mean, shifts, ways, retain_graph=True, **options)
-    return any(bool((slope[~chosen.to(slope.device)] != 0).any()) for slope in slopes)
+    alone = torch.autograd.grad(mean, shifts, ways, True, **options)
+    weighted = torch.autograd.grad(mean, shifts, of_each(ways, weights), True, **options)
+    for slope, other in zip(alone, weighted, strict=True):
+        difference = of_each(other, 1.0 / weights) - slope
+        if (difference.abs() > _MOST_APART * slope.abs().amax()).any():
+            return True
+    return False
 
 
 def covariance_of(
@@ -181,7 +198,8 @@ def covariance_of(
         )
     slopes = _slopes(rows, shifts, create_graph=create_graph)
     own = [bend.own_variance for bend in found.bends if slopes]
-    with torch.set_grad_enabled(create_graph):
+    # In half precision sums over weights would have no root.
+    with torch.set_grad_enabled(create_graph), torch.autocast(flat.device.type, enabled=False):
         if is_whole:
             calls = [_of_one_example(call) for call in calls]
             own = [noise[None] for noise in own]

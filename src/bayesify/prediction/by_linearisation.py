@@ -194,12 +194,14 @@ class _Linearised:
             directions = directions[places]
         slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
         covariances = output.new_zeros(number, number)
-        uses = self._uses(given, slopes)
-        for name, variance in self.variances.items():
-            covariances = covariances + covariance(uses[self.sites[name]], variance)
-        for name, slope in of_means.items():
-            rows = slope.flatten(1).to(covariances.dtype)
-            covariances = covariances + (rows * self.slow[name].to(rows.dtype)) @ rows.T
+        # In half precision sums over weights would have no root.
+        with torch.autocast(output.device.type, enabled=False):
+            uses = self._uses(given, slopes)
+            for name, variance in self.variances.items():
+                covariances = covariances + covariance(uses[self.sites[name]], variance)
+            for name, slope in of_means.items():
+                rows = slope.flatten(1).to(covariances.dtype)
+                covariances = covariances + (rows * self.slow[name].to(rows.dtype)) @ rows.T
         return output, covariances, places
 
     def _vjp(self, example: Any, means: dict[str, Tensor]) -> tuple[Tensor, Any, list[Tensor]]:

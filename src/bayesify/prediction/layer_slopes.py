@@ -59,7 +59,10 @@ def watched(layers: Sequence[nn.Module], added: Sequence[Tensor] = ()) -> Iterat
         calls.append(Call(layer, args[0] if args else kwargs["input"], output))
         return output
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    # Before hooks of the user's, which may change what a layer returned.
+    handles = [
+        layer.register_forward_hook(note, with_kwargs=True, prepend=True) for layer in layers
+    ]
     try:
         yield calls
     finally:
@@ -88,7 +91,7 @@ def read_elsewhere(
         layer.register_forward_pre_hook(lambda own, _: at_work.append(own)) for layer in layers
     ]
     handles += [
-        layer.register_forward_hook(lambda *_: at_work.clear(), always_call=True)
+        layer.register_forward_hook(lambda *_: at_work.clear(), always_call=True, prepend=True)
         for layer in layers
     ]
     try:
@@ -249,8 +252,6 @@ def _is_known(module: nn.Module) -> bool:
         return False
     if functional_form(plain_class(type(module))) is None or "forward" in vars(module):
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False  # which may change what it is given and what it returns
     if isinstance(module, (nn.Conv1d, nn.Conv2d)):
         return module.padding_mode == "zeros" and _padding(module) is not None
     return isinstance(module, nn.Linear)

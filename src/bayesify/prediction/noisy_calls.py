@@ -88,9 +88,11 @@ class NoisyCalls:
             given = copy.copy(x)
             given.expected = x.expected.detach().requires_grad_()
         mean, variance = function(given).pair()
-        (gain,) = torch.autograd.grad(
-            mean.sum(), given.expected, retain_graph=True, create_graph=self.has_derivatives
-        )
+        gain = torch.zeros_like(mean)
+        if mean.requires_grad:  # else it is the same whatever comes, as what is dropped for certain
+            (gain,) = torch.autograd.grad(
+                mean.sum(), given.expected, retain_graph=True, create_graph=self.has_derivatives
+            )
         dtype = precise_dtype(variance.dtype)
         with torch.set_grad_enabled(self.has_derivatives):
             passed_on = gain.to(dtype).square() * given.variance.to(dtype)
@@ -154,8 +156,11 @@ def noted(
         read_elsewhere(layers, sites) as elsewhere,
         functions_watched(found),
     ):
-        # After those of `read_elsewhere`, so that a layer is at work until it has returned.
-        handles = [layer.register_forward_hook(found.note, with_kwargs=True) for layer in layers]
+        # Before hooks of the user's, which may change what a layer returned.
+        handles = [
+            layer.register_forward_hook(found.note, with_kwargs=True, prepend=True)
+            for layer in layers
+        ]
         try:
             yield found
         finally:
