@@ -144,6 +144,22 @@ def test_hidden_sources_change_nothing():
     torch.testing.assert_close(result.variance, short.variance)
 
 
+@pytest.mark.parametrize("rules", ["exact", "taylor"])
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_a_target_that_sees_nothing_gets_nothing(rules, is_sure):
+    query, key = normal_moments(1, 3, 5), normal_moments(1, 4, 5)
+    value = normal_moments(1, 4, 5)
+    if is_sure:
+        query, key = query.expected, key.expected
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1] = False
+    with moment_rules(rules):
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    for part in found.pair():
+        assert (part[:, 1] == 0).all()
+        assert (part[:, [0, 2]] != 0).all()
+
+
 def test_grouped_queries_share_keys():
     query, key, value = (
         normal_moments(1, 4, 3, 5),

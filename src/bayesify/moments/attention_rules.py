@@ -52,9 +52,13 @@ def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, scale: f
 def attention_weights(query: Any, key: Any, mask: Any, dropout: float, scale: float) -> Moments:
     """Return the share of each source, each score taken as independent of the others."""
     scores = torch.mul(matmul(query, key.transpose(-2, -1)), scale)
-    if mask is not None:
-        scores = torch.add(scores, mask)
-    return drop(softmax(as_moments(scores), -1), dropout)
+    if mask is None:
+        return drop(softmax(as_moments(scores), -1), dropout)
+    scores = as_moments(torch.add(scores, mask))
+    # A target that sees nothing gets 0, as in torch, and not the nothing of a softmax of none.
+    hidden = scores.expected.isneginf().all(-1, keepdim=True)
+    weights = softmax(scores.masked_fill(hidden, 0.0), -1)
+    return drop(weights.masked_fill(hidden, 0.0), dropout)
 
 
 @rule(F.scaled_dot_product_attention)
