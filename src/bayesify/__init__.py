@@ -16,6 +16,7 @@ From the network you have to one that knows what it does not know, and to a file
 from bayesify.version import __version__
 from bayesify.types import ConversionError, Loss
 from bayesify.archive import ArchiveError
+from bayesify.moments import Moments
 from bayesify.conversion import (
     convert,
     convert_,
@@ -78,6 +79,7 @@ __all__ = [
     "MeanField",
     "Method",
     "MomentPropagation",
+    "Moments",
     "MonteCarloKL",
     "OneHotGaussian",
     "PartialBayes",

@@ -17,6 +17,7 @@ LADDER = (
     ("types", "registry", "version", "archive"),
     ("distributions",),
     ("moments",),
+    ("batches",),
     ("conversion",),
     ("training",),
     ("prediction",),

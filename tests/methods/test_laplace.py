@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
+from bayesify.batches import map_tensors, output_tensor
 from bayesify.methods.laplace import Linearised
-from bayesify.types import map_tensors, output_tensor
 from specimens import SPECIMENS, Specimen
 
 NO_FORWARD_MODE = ("embedding_bag",)  # torch has no such derivative of it

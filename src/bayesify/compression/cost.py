@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from bayesify.batches import call_model, output_tensor
 from bayesify.compression.flops import count_flops
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.posterior import posteriors
@@ -38,7 +39,6 @@ from bayesify.training.objective import elbo_loss
 from bayesify.training.optimiser import make_optimizers, unique
 from bayesify.training.run_state import RandomState
 from bayesify.training.settings import FitSettings
-from bayesify.types import call_model, output_tensor
 
 OptimizerName = Literal["sgd", "adam"]
 ScaleOptimizerName = Literal["adam", "rmsprop"]

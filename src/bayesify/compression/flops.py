@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from bayesify.batches import batch_size, call_model
 from bayesify.conversion.layer_class import posterior_of
 from bayesify.conversion.scope import mean_weights
-from bayesify.types import batch_size, call_model
 
 # Backward takes two products where forward takes one: for the inputs and for the weights.
 _BACKWARD = 2

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.layer_class import posterior_of
 from bayesify.conversion.posterior import How, Posterior
-from bayesify.types import OutputMoments, output_tensor
+from bayesify.types import OutputMoments
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

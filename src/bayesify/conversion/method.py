@@ -101,6 +101,10 @@ class Method(ABC):
         """Return how `predict` goes when nobody says."""
         return next(iter(self.ways))
 
+    def carries_moments(self) -> bool:
+        """Return whether it trains on the variances of uncertain inputs, which others draw."""
+        return False
+
     def gpu_compile_options(self, model: nn.Module) -> dict[str, Any]:
         """Return options of torch.compile that suit training on a GPU, beside those of a mode."""
         del model

@@ -19,6 +19,7 @@ from bayesify.data.corruption import STANDARD, Corruption, corrupted, corruption
 from bayesify.data.dataset import DataSet, TensorData
 from bayesify.data.download import DataNotFoundError
 from bayesify.data.loader import loader
+from bayesify.data.noisy import newly_noisy, noisy, uncertain
 from bayesify.data.split import split
 from bayesify.data.text import Vocabulary, build_vocabulary
 from bayesify.data.transforms import CropAndFlip, Cutout, FlipPairs, Normalise, PairTransform
@@ -42,5 +43,8 @@ __all__ = [
     "load_dataset",
     "loader",
     "median_frequency_weights",
+    "newly_noisy",
+    "noisy",
     "split",
+    "uncertain",
 ]

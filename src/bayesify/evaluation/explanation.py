@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.convert import require_record
 from bayesify.moments import Moments
-from bayesify.types import output_tensor
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.archive import write_atomically
+from bayesify.batches import output_tensor
 from bayesify.conversion.convert import Record, require_record
 from bayesify.conversion.posterior import posteriors
 from bayesify.exporting.agreement import ExportError, batches, check_agreement, rows
@@ -31,7 +32,6 @@ from bayesify.prediction.by_moments import NUM_POINTS
 from bayesify.prediction.moment_correction import corrected
 from bayesify.registry import unknown
 from bayesify.training.likelihood import Classification, Likelihood, as_likelihood
-from bayesify.types import output_tensor
 
 What = Literal["moments", "mean", "samples"]
 

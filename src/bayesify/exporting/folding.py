@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.convert import revert
 from bayesify.conversion.posterior import Posterior
 from bayesify.conversion.sites import posterior_paths
 from bayesify.moments import Moments
-from bayesify.types import output_tensor
 
 Fold = Callable[[Posterior], nn.Module]
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.method import methods
 from bayesify.conversion.sites import named_posteriors
 from bayesify.methods.checks import check_choice
@@ -30,7 +31,7 @@ from bayesify.prediction.by_covariance import covariance_of
 from bayesify.prediction.correlated_outputs import CorrelatedOutputs, root_of
 from bayesify.prediction.evaluation_mode import evaluating
 from bayesify.prediction.noisy_calls import noted, without_checkpoints
-from bayesify.types import OutputMoments, output_tensor
+from bayesify.types import OutputMoments
 
 
 @methods.register("full_covariance")
@@ -72,6 +73,10 @@ class FullCovariance(MomentPropagation):
     def default_way(self) -> str:
         """Predict the way it was trained."""
         return "covariance" if self.through == "moments" else "linearised"
+
+    def carries_moments(self) -> bool:
+        """Let the moments of uncertain inputs go in; the mean weights see draws of them."""
+        return self.through == "moments"
 
     def nll(
         self, model: nn.Module, forward: Callable[[], Any], nll: Callable[..., Tensor]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bayesify.batches import drawn, output_tensor, split_batch, to_device
 from bayesify.conversion.method import Method, methods
 from bayesify.conversion.plan import Plan, Skip
 from bayesify.conversion.select import candidates, select
@@ -32,7 +33,7 @@ from bayesify.methods.partial_bayes import best
 from bayesify.methods.sensitivity import score_tensors, scores
 from bayesify.registry import unknown
 from bayesify.training.likelihood import match_shape
-from bayesify.types import ConversionError, device_of, output_tensor, split_batch, to_device
+from bayesify.types import ConversionError, device_of
 
 # Its requirements name torchvision, which it does not import and whose build must match torch's.
 _INSTALL = (
@@ -233,7 +234,7 @@ class _Pairs:
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.data:
-            inputs, targets = split_batch(to_device(batch, self.device))
+            inputs, targets = split_batch(drawn(to_device(batch, self.device)))
             if not isinstance(inputs, Tensor) or targets is None:
                 raise TypeError("data must yield pairs of a tensor of inputs and their targets")
             yield inputs, targets

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.select import candidates
 from bayesify.prediction.by_linearisation import derivable_attention
-from bayesify.types import output_tensor
 
 
 class Linearised(nn.Module):

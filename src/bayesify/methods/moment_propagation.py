@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.batches import output_tensor
 from bayesify.conversion.method import methods
 from bayesify.conversion.plan import Choices, Scale
 from bayesify.conversion.select import Where
@@ -29,7 +30,7 @@ from bayesify.methods.variational import Variational
 from bayesify.moments import Moments, moment_rules, precise
 from bayesify.moments.rule_table import RULES, Rules
 from bayesify.training.settings import check_count
-from bayesify.types import OutputMoments, output_tensor
+from bayesify.types import OutputMoments
 
 
 @methods.register("moment_propagation")
@@ -78,6 +79,10 @@ class MomentPropagation(Variational):
     def default_way(self) -> str:
         """Predict the way it was trained."""
         return "moments"
+
+    def carries_moments(self) -> bool:
+        """Let the moments of uncertain inputs go in as they are."""
+        return True
 
     def gpu_compile_options(self, model: nn.Module) -> dict[str, Any]:
         """Have the gradients of networks with norms added up where they are found.

@@ -23,20 +23,21 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify.conversion.select import Where, select
-from bayesify.prediction.predict import shown
-from bayesify.registry import Registry
-from bayesify.training.likelihood import Likelihood, as_likelihood
-from bayesify.training.run_state import RandomState, loader_generators
-from bayesify.types import (
+from bayesify.batches import (
     batch_size,
     call_model,
-    device_of,
+    drawn,
     map_tensors,
     output_tensor,
     split_batch,
     to_device,
 )
+from bayesify.conversion.select import Where, select
+from bayesify.prediction.predict import shown
+from bayesify.registry import Registry
+from bayesify.training.likelihood import Likelihood, as_likelihood
+from bayesify.training.run_state import RandomState, loader_generators
+from bayesify.types import device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +227,7 @@ def score_tensors(
     with _as_scored(model), _repeatable(data, seed):
         batches = itertools.islice(data, min(limits)) if limits else data
         for entry in shown(batches, f"scoring weights by {score}", None):
-            inputs, targets = split_batch(to_device(entry, device_of(model)))
+            inputs, targets = split_batch(drawn(to_device(entry, device_of(model))))
             if likelihood is None or not isinstance(likelihood, Likelihood):
                 likelihood = None if targets is None else as_likelihood(likelihood, targets)
             output, size = call_model(model, inputs), batch_size(inputs)

@@ -18,12 +18,13 @@ Nor does the compiler (torch 2.13) trace `@` between two moments: `torch.matmul`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bayesify.moments.missing_rule import missing_rule
 from bayesify.moments.rule_table import TABLES, TENSOR_METHODS, Rule, Rules, dispatch, table_key
@@ -160,6 +161,22 @@ class Moments:
         """Whether the tensors lie on a CUDA device."""
         return self.expected.is_cuda
 
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> Moments:
+        """Return moments of both tensors changed alike, as what moves, casts or cuts them does."""
+        variance = self.variance_or_none
+        return Moments(change(self.expected), None if variance is None else change(variance))
+
+    def draw(self) -> Tensor:
+        """Return one draw of a normal value of this mean and variance."""
+        if self.variance_or_none is None:
+            return self.expected
+        mean, variance = precise(self)
+        return (mean + variance.sqrt() * torch.randn_like(mean)).to(self.dtype)
+
+    def pin_memory(self) -> Moments:
+        """Return the same moments where a GPU can fetch them without waiting; loaders call it."""
+        return self.with_each(Tensor.pin_memory)
+
     def assign(self, other: Moments) -> Moments:
         """Take over what an in-place operation gave, and return this object."""
         self.expected, self.variance_or_none = other.expected, other.variance_or_none
@@ -231,6 +248,15 @@ def _unflatten(children: Iterable[Any], context: None) -> Moments:
     moments.expected, moments.variance_or_none = children
     return moments
 
+
+def _collated(batch: Sequence[Moments], *, collate_fn_map: Any = None) -> Moments:
+    del collate_fn_map
+    means = torch.stack([each.expected for each in batch])
+    return Moments(means, torch.stack([each.variance for each in batch]))
+
+
+# So that a `DataLoader` stacks examples that are uncertain.
+default_collate_fn_map[Moments] = _collated
 
 # So that what walks over inputs and outputs finds the tensors: sharding, vmap, export.
 register_pytree_node(Moments, _flatten, _unflatten, serialized_type_name="bayesify.moments.Moments")

@@ -12,6 +12,7 @@ Roots of it, and log-sum-exp, are to first order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from bayesify.moments.activation_rules import square
 from bayesify.moments.moments import Moments, precise, precise_dtype, rule
 
-Dims = int | tuple[int, ...] | list[int] | None
+Dims = int | Sequence[int] | None
 
 
 def variance_along(x: Moments, dim: Dims, correction: float, keepdim: bool) -> Moments:

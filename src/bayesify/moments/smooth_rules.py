@@ -166,11 +166,12 @@ def _log1p(x: Moments) -> Moments:
 @rule(torch.pow, Tensor.pow, Tensor.__pow__)
 def _pow(x: Moments, exponent: Any) -> Moments:
     """Take whole powers exactly, roots and reciprocals to first order, where the mean has them."""
-    is_learned = isinstance(exponent, Tensor) and exponent.requires_grad and torch.is_grad_enabled()
-    if isinstance(exponent, Tensor) and exponent.numel() == 1 and not is_learned:
+    is_single = isinstance(exponent, Tensor) and exponent.numel() == 1
+    is_learned = is_single and exponent.requires_grad and torch.is_grad_enabled()
+    if is_single and not is_learned:
         exponent = exponent.item()
     is_number = isinstance(exponent, (int, float)) and math.isfinite(exponent)
-    if not isinstance(x, Moments) or not (is_number or (is_learned and exponent.numel() == 1)):
+    if not isinstance(x, Moments) or not (is_number or is_learned):
         got = exponent if isinstance(exponent, (int, float)) else type(exponent).__name__
         raise ValueError(
             f"a power of moments must have a finite number as its exponent, got {got}; "

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.batches import batch_size, call_model, cut, map_tensors, output_tensor
 from bayesify.conversion.layer_class import posterior_of
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise, precise_dtype
@@ -45,7 +46,6 @@ from bayesify.prediction.layer_slopes import (
     uses_of_weights,
 )
 from bayesify.prediction.noisy_calls import NoisyCall, NoisyCalls, noted, without_checkpoints
-from bayesify.types import batch_size, call_model, map_tensors, output_tensor
 
 # How many numbers tell examples apart, and by how much of the largest derivative they may seem to
 # see each other: rounding differs where examples are taken in another order.
@@ -101,7 +101,7 @@ def _parts(
     parts: list[CorrelatedOutputs] = []
     shifted = set[Posterior]()
     for start in range(0, max(number, 1), max(at_once, 1)):
-        some = _cut(inputs, number, start, start + at_once)
+        some = cut(inputs, number, start, start + at_once)
         output, found = _noted_pass(model, some, shifted)
         while more := found.out_of_reach() - shifted:
             if at_once > 1:
@@ -294,7 +294,7 @@ def _noise_of_noise(call: NoisyCall, slopes: Tensor) -> Tensor | None:
 
 def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -> int:
     """Return what the derivatives of one example take, or more than there is where it is no row."""
-    first = _cut(inputs, batch_size(inputs), 0, 1)
+    first = cut(inputs, batch_size(inputs), 0, 1)
     weights = {site.shape.numel() for site in posteriors(model)}
     kept: list[int] = []
 
@@ -332,14 +332,3 @@ def _bytes_per_example(model: nn.Module, inputs: Any, num_outputs: int | None) -
             cost = Cost(use, shared_or_dense_variance(site), number)
             most = max(most, cost.num_written)
     return precise_dtype(output.dtype).itemsize * (between + seen + most) + 1
-
-
-def _cut(inputs: Any, number: int, start: int, end: int) -> Any:
-    """Return some of the examples; what has no row for each of them belongs to all."""
-    if start == 0 and end >= number:
-        return inputs
-
-    def part(leaf: Tensor) -> Tensor:
-        return leaf[start:end] if leaf.ndim and len(leaf) == number else leaf
-
-    return map_tensors(inputs, part)

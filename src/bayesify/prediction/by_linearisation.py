@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bayesify.batches import batch_size, call_model, output_tensor
 from bayesify.conversion.posterior import Posterior
 from bayesify.moments import precise_dtype
 from bayesify.prediction.correlated_outputs import (
@@ -42,7 +43,6 @@ from bayesify.prediction.layer_slopes import (
     uses_of_weights,
     watched,
 )
-from bayesify.types import batch_size, call_model, output_tensor
 
 # How far two ways to the slopes of a weight may be apart: so many roots of what numbers are
 # rounded by, and in half precision, where that would be a third of them, this share.

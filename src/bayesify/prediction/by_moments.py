@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import call_model, output_tensor
 from bayesify.conversion.convert import require_record
 from bayesify.moments import Moments, precise_dtype
 from bayesify.prediction.moment_correction import corrected
@@ -24,7 +25,6 @@ from bayesify.prediction.predictive import (
     RegressionPredictive,
 )
 from bayesify.training.likelihood import Classification, GaussianRegression, Likelihood
-from bayesify.types import call_model, output_tensor
 
 NUM_POINTS = 256
 # Points whose probabilities are held at once.

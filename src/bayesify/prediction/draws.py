@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from bayesify.batches import batch_size, call_model, drawn, output_tensor
 from bayesify.conversion.posterior import posteriors
-from bayesify.types import batch_size, call_model, device_of, output_tensor
+from bayesify.types import device_of
 
 _CPU_LIMIT = 512 * 2**20
 _BYTES_OF_OUTPUTS = 16 * 2**20
@@ -76,10 +77,13 @@ class Draws:
         largest = _LARGEST_BATCH_FOR_CONVOLUTIONS.get(device_of(self.model).type, 8)
         return batch_size(inputs) <= largest
 
+    def _once(self, inputs: Any) -> Tensor:
+        return output_tensor(call_model(self.model, drawn(inputs)))
+
     def _one_by_one(self, inputs: Any, num_samples: int) -> Iterator[Tensor]:
         kept: list[Tensor] = []
         for _ in range(num_samples):
-            kept.append(output_tensor(call_model(self.model, inputs)))
+            kept.append(self._once(inputs))
             # Outputs are small: summing up several at a time saves most of the summing up.
             if len(kept) * kept[0].numel() * kept[0].element_size() > _BYTES_OF_OUTPUTS:
                 yield torch.stack(kept)
@@ -89,16 +93,13 @@ class Draws:
 
     def _vectorised(self, inputs: Any, size: int) -> Tensor | None:
         """Return a chunk of draws, or None where the model cannot be vectorised."""
-
-        def once(_: Tensor) -> Tensor:
-            return output_tensor(call_model(self.model, inputs))
-
         try:
             with warnings.catch_warnings():
                 # torch loops over an operation without a batching rule, attention on a CPU for
                 # one, and warns; what is around it gains all the same.
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                return torch.vmap(once, randomness="different")(torch.empty(size))
+                once = torch.vmap(lambda _: self._once(inputs), randomness="different")
+                return once(torch.empty(size))
         except Exception:
             # Control flow on values and in-place writes fail here; the plain loop works for them
             # and repeats any error of the model's own.
@@ -118,7 +119,7 @@ class Draws:
         leaves = [m for m in self.model.modules() if not any(True for _ in m.children())]
         handles = [leaf.register_forward_hook(add) for leaf in leaves]
         try:
-            output = output_tensor(call_model(self.model, inputs))
+            output = self._once(inputs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import at_mean, call_model, drawn, split_batch, to_device
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments
 from bayesify.prediction.evaluation_mode import evaluating
-from bayesify.types import call_model, device_of, split_batch, to_device
+from bayesify.types import device_of
 
 _FEWEST_SAMPLES = 2
 # A ratio of variances is known from this part of the mean on; smaller ones are rounding.
@@ -67,7 +68,7 @@ def corrected(model: nn.Module, factors: Mapping[str, float] | None) -> Iterator
 
 
 def _first_batch(data: Any, device: torch.device) -> Any:
-    if isinstance(data, (Tensor, Mapping, tuple)):
+    if isinstance(data, (Tensor, Moments, Mapping, tuple)):
         return to_device(data, device)
     inputs, _ = split_batch(to_device(next(iter(data)), device))
     return inputs
@@ -108,10 +109,10 @@ def _sampled_variances(model: nn.Module, inputs: Any, num_samples: int) -> dict[
         return output
 
     with _changing_outputs(model, begin), forward_by(model, "mean"):
-        call_model(model, inputs)
+        call_model(model, at_mean(inputs))
     with _changing_outputs(model, add), forward_by(model, "sample"):
         for _ in range(num_samples):
-            call_model(model, inputs)
+            call_model(model, drawn(inputs))
     return {
         name: spread.variance() for name, spread in spreads.items() if spread.count == num_samples
     }

@@ -1,4 +1,4 @@
-"""What adds noise in a pass: layers of random weights, and activations, each with a 0 behind it.
+"""What adds noise in a pass: random weights, activations, uncertain inputs; and a 0 behind each.
 
 Derivatives in these zeros say what becomes of noise that enters there (`by_covariance`).
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import map_moments
 from bayesify.conversion.posterior import Posterior, posteriors
 from bayesify.moments import Moments, precise_dtype
 from bayesify.moments.moments import mean_of, variance_of
@@ -32,9 +33,10 @@ class NoisyCall(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """One call of an activation: the variance behind it that is no multiple of what came, and a 0.
+    """Noise of which each entry has its own, and a 0 that is added where it enters.
 
-    The 0 is added to what it returned.
+    The part of the variance behind an activation that is no multiple of what came, and the variance
+    of uncertain inputs.
     """
 
     own_variance: Tensor
@@ -50,7 +52,7 @@ class NoisyCalls:
         paths: Names of the model's modules, for errors.
         shifts: Tensors that had a 0 added whenever they were read, and that 0.
         calls: The layers that added noise.
-        bends: The activations.
+        bends: The activations and the uncertain inputs.
         elsewhere: Posteriors that were read by other functions.
     """
 
@@ -104,6 +106,18 @@ class NoisyCalls:
     def detached(self, x: Moments) -> Moments:
         """Follow noise through what is detached, unless gradients of weights are wanted."""
         return without_gradient(x) if self.has_derivatives else x
+
+    def note_inputs(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Note the variance of uncertain inputs, as the model's hook."""
+        del model
+        return map_moments((args, kwargs), self._note_input)
+
+    def _note_input(self, x: Moments) -> Moments:
+        if x.variance_or_none is None:
+            return x
+        shift = torch.zeros_like(x.expected).requires_grad_()
+        self.bends.append(Bend(x.variance, shift))
+        return Moments(x.expected + shift, x.variance)
 
     def note(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Note a layer, as its hook."""
@@ -161,6 +175,8 @@ def noted(
             layer.register_forward_hook(found.note, with_kwargs=True, prepend=True)
             for layer in layers
         ]
+        # Behind hooks of the user's, which may change what the model is given.
+        handles.append(model.register_forward_pre_hook(found.note_inputs, with_kwargs=True))
         try:
             yield found
         finally:

@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import (
+    as_short,
+    at_mean,
+    batch_size,
+    cut,
+    has_moments,
+    short_type,
+    split_batch,
+    to_device,
+)
 from bayesify.conversion.convert import Record, require_record
+from bayesify.moments import Moments
 from bayesify.prediction.by_covariance import covariant_outputs
 from bayesify.prediction.by_linearisation import linearised
 from bayesify.prediction.by_moments import predict_moments
@@ -31,7 +42,7 @@ from bayesify.training.likelihood import (
     Likelihood,
     as_likelihood,
 )
-from bayesify.types import batch_size, device_of, map_tensors, split_batch, to_device
+from bayesify.types import device_of
 
 
 def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a default
@@ -52,7 +63,9 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
     Args:
         model: A model from `convert`, usually trained with `fit`.
         data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader: a
-            DataLoader or a list of batches.
+            DataLoader or a list of batches. `Moments(x, variance)` in the place of a tensor is an
+            input known so well: "moments" and "covariance" carry its variance, other ways that
+            draw weights draw the input with them, and "mean" takes its mean.
         num_samples: Posterior draws to average.
         by: How randomness travels: one of the method's ways, such as "sample", "local", "mean",
             "moments" (one pass, nothing drawn), "covariance" (the same with a derivative per
@@ -108,13 +121,17 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     _check_num_outputs(num_outputs, way)
-    device, dtype = device_of(model), _short_type(model)
+    device, dtype = device_of(model), short_type(model)
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
     with evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in shown(data, "predicting", progress):
             inputs, targets = split_batch(to_device(batch, device))
-            inputs = map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
+            if way == "mean":
+                inputs = at_mean(inputs)
+            elif way == "linearised":
+                _check_certain(inputs)
+            inputs = as_short(inputs, dtype)
             name = record.method.ways[way]
             if way == "moments":
                 yield predict_moments(model, inputs, meaning, name), targets
@@ -179,6 +196,14 @@ def _check_num_outputs(number: int | None, way: str) -> None:
         raise ValueError(f"num_outputs must be at least 1, got {number}")
 
 
+def _check_certain(inputs: Any) -> None:
+    if has_moments(inputs):
+        raise ValueError(
+            "by='linearised' takes inputs that are certain, got Moments: take by='covariance', "
+            "which carries the variance of inputs too, or by='sample', which draws them"
+        )
+
+
 class _Batches:
     """Inputs that are not a loader, cut into batches."""
 
@@ -194,38 +219,16 @@ class _Batches:
         self.inputs, self.size = inputs, size
 
     def __iter__(self) -> Iterator[Any]:
-        if self.count <= self.size:
-            yield (self.inputs,)
-            return
         for start in range(0, max(self.count, 1), self.size):
             # A pair of positional inputs must not read as (inputs, targets).
-            yield (self._cut(self.inputs, slice(start, start + self.size)),)
-
-    def _cut(self, value: Any, part: slice) -> Any:
-        if isinstance(value, Tensor):
-            return value[part] if value.ndim and value.shape[0] == self.count else value
-        if isinstance(value, Mapping):
-            return {key: self._cut(entry, part) for key, entry in value.items()}
-        if isinstance(value, (tuple, list)):
-            return tuple(self._cut(entry, part) for entry in value)
-        return value
+            yield (cut(self.inputs, self.count, start, start + self.size),)
 
 
 def _is_loader(data: Any) -> bool:
     if isinstance(data, list):
-        return len(data) > 0 and not any(isinstance(entry, Tensor) for entry in data)
-    is_inputs = isinstance(data, (Tensor, Mapping, Sequence, np.ndarray))
+        return len(data) > 0 and not any(isinstance(entry, (Tensor, Moments)) for entry in data)
+    is_inputs = isinstance(data, (Tensor, Moments, Mapping, Sequence, np.ndarray))
     return isinstance(data, Iterable) and not is_inputs
-
-
-def _short_type(model: nn.Module) -> torch.dtype | None:
-    """Return the 16-bit type of a model's weights, as `fit` leaves them in "bf16-true", or None."""
-    types = {parameter.dtype for parameter in model.parameters()}
-    return next(iter(types & {torch.bfloat16, torch.float16}), None) if len(types) == 1 else None
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class NoiseOptions:
         num_samples: Draws averaged, of a network that predicts by draws.
         by: How it predicts; None takes the method's own way.
         batch_size: Examples per pass; None takes as many as a training step had.
+        num_images: How many test examples, the first, are taken; None for all.
     """
 
     decibels: Sequence[float] = (-6.0, -3.0, 1.0, 5.0, 10.0, 20.0, 40.0)
@@ -50,6 +51,7 @@ class NoiseOptions:
     num_samples: int = 20
     by: str | None = None
     batch_size: int | None = None
+    num_images: int | None = None
 
 
 @measures.register("noise")
@@ -57,6 +59,8 @@ def measure_noise(parts: Parts, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return scores and output variances against noise, scores against pruning, explanations."""
     chosen = NoiseOptions(**options)
     data = parts.data.test
+    if chosen.num_images is not None:
+        data = data.select(torch.arange(min(chosen.num_images, len(data))))
     return {
         "scores": _scores(parts, parts.model, data, chosen),
         "noisy": [

@@ -16,6 +16,7 @@ from typing import Any
 
 from bayesify.conversion.method import Method, method_from_dict, methods
 from bayesify.data.catalogue import datasets
+from bayesify.data.noisy import check_decibels, newly_noisy, uncertain
 from bayesify.methods import DeepEnsemble
 from bayesify.models.catalogue import models
 from bayesify.recipes.options import check_options, options_of
@@ -33,8 +34,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What a recipe says where its writer says nothing."""
 
-OWN_DATA_KEYS = ("root", "batch_size", "validation", "device")
+OWN_DATA_KEYS = ("root", "batch_size", "validation", "num_train", "device", "noise")
 """Keys of [data] that belong to the recipe, whichever data set it names."""
+
+NOISE_AS = {"draws": newly_noisy, "variance": uncertain}
+"""What can become of the noise that a recipe trains under."""
 
 _TABLES = ("model", "data", "method", "fit", "warm_start")
 _DATA_DEVICES = ("auto", "cpu", "cuda")
@@ -49,9 +53,12 @@ class Recipe:
     Attributes:
         model: "name" of a registered model, and its options.
         data: "name" of a registered data set and its options, beside "root", "batch_size",
-            "validation" (a fraction or a count of the training data to hold out, 0 for none) and
+            "validation" (a fraction or a count of the training data to hold out, 0 for none),
+            "num_train" (how many of the rest to train on, drawn by the seed; all if left out),
             "device", where the examples are held and batches made: "cpu" (also where it is left
-            out), "cuda", or "auto" for the GPU that trains, where one does.
+            out), "cuda", or "auto" for the GPU that trains, where one does; and "noise" to train
+            under: its "decibels", a signal-to-noise ratio or two for each example's to lie between,
+            and "as", "draws" or "variance", by which inputs become `Moments`.
         method: "name" of a registered method, and its options.
         fit: Fields of `FitSettings`.
         seed: Seed of the first weights, the split, the order of batches and every draw.
@@ -205,11 +212,27 @@ def _check_data_keys(data: Mapping[str, Any]) -> None:
             "data.validation must be a fraction below 1 or a count of the training data to hold "
             f"out, 0 for none, got {held_out!r}"
         )
+    num_train = data.get("num_train", 1)
+    if not isinstance(num_train, int) or isinstance(num_train, bool) or num_train < 1:
+        raise ValueError(f"data.num_train must be a whole number >= 1, got {num_train!r}")
     if root is not None and not isinstance(root, str):
         raise TypeError(f"data.root must be the path of a folder, got {root!r}")
+    if "noise" in data:
+        _check_noise(data["noise"])
     if data.get("device", "cpu") not in _DATA_DEVICES:
         known = ", ".join(map(repr, _DATA_DEVICES))
         raise ValueError(f"data.device must be one of {known}, got {data['device']!r}")
+
+
+def _check_noise(noise: Any) -> None:
+    if not isinstance(noise, Mapping) or set(noise) != {"decibels", "as"}:
+        raise ValueError(
+            "data.noise must be a table of decibels and as, such as "
+            f"{{ decibels = [-6, 20], as = 'draws' }}, got {noise!r}"
+        )
+    check_decibels(noise["decibels"])
+    if noise["as"] not in NOISE_AS:
+        raise ValueError(unknown("data.noise.as", noise["as"], NOISE_AS))
 
 
 def _check_warm_start(choices: Mapping[str, Any]) -> None:

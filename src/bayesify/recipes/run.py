@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bayesify.conversion import convert
-from bayesify.data import DataSet, load_dataset, loader, split
+from bayesify.data import DataSet, TensorData, load_dataset, loader, split
 from bayesify.exporting import save
 from bayesify.methods import DeepEnsemble
 from bayesify.models.catalogue import models
 from bayesify.recipes.options import options_of
-from bayesify.recipes.recipe import Recipe
+from bayesify.recipes.recipe import NOISE_AS, Recipe
 from bayesify.recipes.run_folder import RunFolder
 from bayesify.recipes.warm_start import warm_started
 from bayesify.training import History, fit
@@ -73,7 +73,21 @@ def _loaders(recipe: Recipe, data: DataSet) -> tuple[DataLoader[Any], DataLoader
     if choices["validation"]:
         train, held_out = split(data.train, choices["validation"], seed=recipe.seed)
         validation = loader(held_out, choices["batch_size"])
+    train = _some(train, choices.get("num_train"), recipe.seed)
+    if "noise" in choices:
+        noise = choices["noise"]
+        train = NOISE_AS[noise["as"]](train, noise["decibels"])
     return loader(train, choices["batch_size"], shuffle=True), validation
+
+
+def _some(data: TensorData, number: int | None, seed: int) -> TensorData:
+    """Return so many examples, drawn by a seed; None for all."""
+    if number is None:
+        return data
+    if number > len(data):
+        raise ValueError(f"data.num_train must be at most {len(data)}, got {number}")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    return data.select(order[:number].sort().values)
 
 
 def data_device(recipe: Recipe) -> torch.device:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.types import map_tensors
+from bayesify.batches import map_tensors
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import batch_size, call_model, map_tensors, settled, split_batch, to_device
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.kl import kl
 from bayesify.conversion.method import Update
@@ -38,7 +39,6 @@ from bayesify.training.run_state import (
 from bayesify.training.schedule import as_schedule
 from bayesify.training.settings import FitOptions, FitSettings, fit_settings, num_examples
 from bayesify.training.subnormals import subnormals_as_zero
-from bayesify.types import batch_size, call_model, map_tensors, split_batch, to_device
 
 # How often the host looks whether the loss is still finite: every look waits for the device.
 _STEPS_BETWEEN_LOOKS = 20
@@ -274,6 +274,7 @@ class _Run:
         return self.method.nll(self.model, partial(self._pass, inputs, with_kl=with_kl), nll)
 
     def _pass(self, inputs: Any, *, with_kl: bool = False) -> Any:
+        inputs = settled(inputs, self.model, is_carried=self.method.carries_moments())
         with scales_written_down():
             if self.passes is None:
                 return call_model(self.forward, inputs)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.batches import output_tensor
 from bayesify.distributions import inverse_softplus, softplus
 from bayesify.registry import Registry, unknown
-from bayesify.types import OutputMoments, output_tensor
+from bayesify.types import OutputMoments
 
 Task = Literal["classification", "regression", "custom"]
 

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.batches import as_short, call_model, short_type, split_batch, to_device
 from bayesify.conversion.convert import require_record
-from bayesify.types import call_model, device_of, split_batch, to_device
+from bayesify.types import device_of
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def refresh_norms(
     norms = [norm for norm in norms if norm.track_running_stats]
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
-    device = device_of(model)
+    device, dtype = device_of(model), short_type(model)
     try:
         model.eval()
         with method.sampling(model, way):
@@ -46,7 +47,8 @@ def refresh_norms(
                 norm.momentum = None  # a plain average over the batches
                 norm.training = True
             for batch in islice(data, num_batches) if norms else ():
-                call_model(model, split_batch(to_device(batch, device))[0])
+                inputs, _ = split_batch(to_device(batch, device))
+                call_model(model, as_short(inputs, dtype))
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.batches import output_tensor
 from bayesify.moments import Moments
 from bayesify.training.likelihood import Classification, likelihoods
-from bayesify.types import OutputMoments, output_tensor
+from bayesify.types import OutputMoments
 
 LEAST_VARIANCE = 1e-3
 
