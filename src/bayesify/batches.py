@@ -118,6 +118,16 @@ def map_moments(value: Any, change: Callable[[Moments], Any]) -> Any:
     return _map(value, lambda leaf: change(leaf) if isinstance(leaf, Moments) else leaf)
 
 
+def checked(inputs: Any) -> Any:
+    """Return inputs whose variances are at least 0; a ValueError where one is not."""
+
+    def check(x: Moments) -> Moments:
+        x.check_variance()
+        return x
+
+    return map_moments(inputs, check)
+
+
 def short_type(model: nn.Module) -> torch.dtype | None:
     """Return the 16-bit type of a model's weights, as `fit` leaves them in "bf16-true", or None."""
     types = {parameter.dtype for parameter in model.parameters()}
@@ -145,6 +155,7 @@ def settled(inputs: Any, model: nn.Module, *, is_carried: bool) -> Any:
     """
     if not has_moments(inputs):
         return inputs
+    inputs = checked(inputs)
     return as_short(inputs, short_type(model)) if is_carried else drawn(inputs)
 
 

@@ -107,3 +107,11 @@ def test_explanations_are_measured_where_captum_is(parts: Parts, monkeypatch) ->
     monkeypatch.setattr("bayesify.recipes.measure_noise.find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="captum is not installed"):
         assert measure_noise(parts, {"decibels": [], "num_explained": 3})["explained"] is None
+
+
+def test_the_first_examples_are_measured_where_only_some_are_wanted(parts: Parts) -> None:
+    found = measure_noise(parts, {"decibels": [3], "num_images": 40})
+    some = parts.data.test.select(torch.arange(40))
+    assert found["scores"]["accuracy"] == pytest.approx(accuracy(parts.model, some))
+    spoiled = noisy(some, 3)
+    assert found["noisy"][0]["accuracy"] == pytest.approx(accuracy(parts.model, spoiled))

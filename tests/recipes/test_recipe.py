@@ -179,3 +179,19 @@ def test_one_option_of_a_nested_table_can_be_changed():
     assert (changed.prior.mean, changed.prior.std) == (0.1, 0.3)
     other = make_recipe(tables, {"method": {"prior": {"name": "laplace"}}}).make_method()
     assert (other.prior.mean, other.prior.std) == (0.0, 1.0)
+
+
+def test_noise_to_train_under_is_checked(path):
+    noise = {"decibels": [-6, 20], "as": "variance"}
+    recipe = read_recipe(path, {"data": {"noise": noise, "num_train": 50}})
+    assert make_recipe(recipe.to_dict()).data == recipe.data
+    wrong = (
+        ({"noise": 3.0}, "data.noise must be a table of decibels and as"),
+        ({"noise": {"decibels": 3.0}}, "data.noise must be a table of decibels and as"),
+        ({"noise": {**noise, "as": "draw"}}, "draws"),
+        ({"noise": {**noise, "decibels": [20, -6]}}, "decibels must be a number, or two"),
+        ({"num_train": 0}, "data.num_train must be a whole number >= 1, got 0"),
+    )
+    for data, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            read_recipe(path, {"data": data})

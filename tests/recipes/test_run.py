@@ -9,6 +9,7 @@ import torch
 
 import bayesify as bf
 from bayesify.archive import read_archive
+from bayesify.moments import Moments
 from bayesify.recipes.recipe import make_recipe
 from bayesify.recipes.run import build, data_device, run_recipe
 from bayesify.recipes.run_folder import RunFolder, model_path, write_json
@@ -152,3 +153,18 @@ def test_write_json_refuses_what_json_cannot_say(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(path, {"nll": float("nan")})
     assert json.loads(path.read_text()) == {"nll": 0.5}
+
+
+@pytest.mark.parametrize(("kind", "is_drawn"), [("draws", True), ("variance", False)])
+def test_a_recipe_trains_on_some_examples_under_noise(kind, is_drawn):
+    noise = {"decibels": 3.0, "as": kind}
+    tables = {**TABLES, "data": {**TABLES["data"], "noise": noise, "num_train": 40}}
+    parts = build(make_recipe(tables))
+    (first, _), (again, _) = (next(iter(parts.train)) for _ in range(2))
+    assert isinstance(first, torch.Tensor) is is_drawn
+    assert isinstance(again, Moments) is not is_drawn
+    assert sum(len(targets) for _, targets in parts.train) == 40
+    assert parts.validation is None or isinstance(next(iter(parts.validation))[0], torch.Tensor)
+    too_many = {**tables, "data": {**tables["data"], "num_train": 5000}}
+    with pytest.raises(ValueError, match=r"data\.num_train must be at most"):
+        build(make_recipe(too_many))

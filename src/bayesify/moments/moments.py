@@ -161,6 +161,13 @@ class Moments:
         """Whether the tensors lie on a CUDA device."""
         return self.expected.is_cuda
 
+    def check_variance(self) -> None:
+        """Raise a ValueError where an input has a variance that is none."""
+        variance = self.variance_or_none
+        if variance is not None and not bool((variance >= 0).all()):
+            least = float(variance.min())
+            raise ValueError(f"the variance of the input must be at least 0, got {least:g}")
+
     def with_each(self, change: Callable[[Tensor], Tensor]) -> Moments:
         """Return moments of both tensors changed alike, as what moves, casts or cuts them does."""
         variance = self.variance_or_none

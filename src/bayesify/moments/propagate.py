@@ -48,10 +48,7 @@ def _lift(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Moments(value) if value.is_floating_point() else value
     if isinstance(value, Moments) and not torch.compiler.is_compiling():
-        variance = value.variance_or_none
-        if variance is not None and bool((variance < 0).any()):
-            least = float(variance.min())
-            raise ValueError(f"the variance of the input must be at least 0, got {least:g}")
+        value.check_variance()
     return value
 
 

@@ -15,6 +15,7 @@ from bayesify.batches import (
     as_short,
     at_mean,
     batch_size,
+    checked,
     cut,
     has_moments,
     short_type,
@@ -126,7 +127,7 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
     with evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in shown(data, "predicting", progress):
-            inputs, targets = split_batch(to_device(batch, device))
+            inputs, targets = split_batch(to_device(checked(batch), device))
             if way == "mean":
                 inputs = at_mean(inputs)
             elif way == "linearised":

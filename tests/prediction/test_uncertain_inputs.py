@@ -1,0 +1,187 @@
+"""Inputs with a variance: against closed forms, against draws of inputs and weights; refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import bayesify as bf
+from bayesify.batches import cut, drawn, split_batch
+from bayesify.conversion.posterior import posteriors
+
+REGRESSION = bf.GaussianRegression(1.0)
+NUM_DRAWS = 40_000
+
+
+def images(number: int = 6) -> bf.Moments:
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(number, 1, 8, 8, generator=generator)
+    return bf.Moments(mean, 0.3 * torch.rand(number, 1, 8, 8, generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 12), nn.Tanh(), nn.Linear(12, 3)
+    )
+
+
+def bayesian(**options) -> nn.Module:
+    return bf.convert(network(), bf.MeanField(initial_std=0.01, **options))
+
+
+def line() -> tuple[nn.Module, Tensor, Tensor, bf.Moments]:
+    """Return a linear layer of random weights, their means and variances, and uncertain inputs."""
+    torch.manual_seed(0)
+    model = bf.convert(nn.Linear(5, 3, bias=False).double(), bf.MeanField(initial_std=0.3))
+    (site,) = posteriors(model)
+    x = bf.Moments(torch.randn(4, 5).double(), torch.rand(4, 5).double())
+    return model, site.mean.detach(), site.dense_variance().detach(), x
+
+
+@pytest.mark.parametrize("by", ["moments", "covariance"])
+def test_of_a_linear_layer_the_variance_is_that_of_a_product(by):
+    model, w, s, x = line()
+    (m, v) = x.pair()
+    found = bf.predict(model, x, by=by, likelihood=REGRESSION)
+    torch.testing.assert_close(found.mean, m @ w.T)
+    torch.testing.assert_close(found.epistemic, v @ w.T.square() + (m.square() + v) @ s.T)
+
+
+def test_covariance_knows_what_outputs_share_of_an_input():
+    """Logits of one noisy input move together: their difference is surer than their variances."""
+    torch.manual_seed(0)
+    model = bf.convert(nn.Linear(1, 2, bias=False), bf.MeanField(initial_std=1e-6))
+    with torch.no_grad():
+        posteriors(model)[0].mean.fill_(1.0)
+    x = bf.Moments(torch.zeros(1, 1), torch.full((1, 1), 9.0))
+    apart = bf.predict(model, x, by="moments", likelihood="classification")
+    together = bf.predict(model, x, by="covariance", likelihood="classification")
+    assert float(apart.variance.max()) > 0.1
+    assert float(together.variance.max()) < 1e-4
+
+
+@pytest.mark.parametrize("how", ["sample", "local"])
+def test_draws_of_inputs_and_weights_agree_with_what_is_carried(how):
+    model, x = bayesian(how=how), images()
+    sampled = bf.predict(
+        model, x, by=how, likelihood=REGRESSION, num_samples=NUM_DRAWS, seed=0, memory_limit=2**28
+    )
+    certain = bf.predict(model, x.expected, by="moments", likelihood=REGRESSION)
+    for by in ("moments", "covariance"):
+        found = bf.predict(model, x, by=by, likelihood=REGRESSION)
+        # Noise of the inputs is most of it.
+        assert (found.epistemic > 2 * certain.epistemic).all()
+        ratio = found.epistemic / sampled.epistemic
+        if by == "covariance":
+            # Four standard errors of the variance of so many draws, and what first order leaves.
+            assert (ratio - 1).abs().max() < 4 * (2 / NUM_DRAWS) ** 0.5 + 0.1
+        else:
+            # That one pixel is seen by many units and positions is lost.
+            assert 0.8 < float(ratio.median()) < 1.1
+        spread = 3 * (sampled.epistemic / NUM_DRAWS).sqrt() + 0.02 * sampled.epistemic.sqrt()
+        assert ((found.mean - sampled.mean).abs() < spread).all()
+
+
+@pytest.mark.parametrize("by", ["moments", "covariance", "sample", "mean"])
+def test_inputs_of_no_variance_are_as_certain_ones(by):
+    model, x = bayesian(), images().expected
+    options = {"by": by, "likelihood": REGRESSION, "num_samples": 5, "seed": 0}
+    plain = bf.predict(model, x, **options)
+    none = bf.predict(model, bf.Moments(x), **options)
+    torch.testing.assert_close(none.mean, plain.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(none.epistemic, plain.epistemic, equal_nan=True)
+    if by != "sample":  # the numbers of a draw are used otherwise
+        zero = bf.predict(model, bf.Moments(x, 0.0), **options)
+        torch.testing.assert_close(zero.mean, plain.mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(zero.epistemic, plain.epistemic, equal_nan=True)
+
+
+def test_at_the_mean_weights_inputs_are_at_their_means():
+    model, x = bayesian(), images()
+    found = bf.predict(model, x, by="mean", likelihood=REGRESSION)
+    torch.testing.assert_close(
+        found.mean, bf.predict(model, x.expected, by="mean", likelihood=REGRESSION).mean
+    )
+
+
+@pytest.mark.parametrize("by", ["moments", "covariance"])
+def test_batches_loaders_and_tuples_of_uncertain_inputs_are_one(by):
+    model, x = bayesian(), images()
+    options = {"by": by, "likelihood": REGRESSION}
+    whole = bf.predict(model, x, **options)
+    rows = [(bf.Moments(*pair), 0) for pair in zip(*x.pair(), strict=True)]
+    for data in ((x,), [(x, torch.zeros(6))], DataLoader(rows, 4), [x]):
+        found = bf.predict(model, data, **options)
+        torch.testing.assert_close(found.epistemic, whole.epistemic, rtol=1e-4, atol=1e-7)
+    parts = bf.predict(model, x, batch_size=4, **options)
+    torch.testing.assert_close(parts.epistemic, whole.epistemic, rtol=1e-4, atol=1e-7)
+
+
+class TwoInputs(nn.Module):
+    """Adds an uncertain input by name to a certain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, first, second):
+        return self.head(first + second)
+
+
+@pytest.mark.parametrize("by", ["moments", "covariance", "sample"])
+def test_one_of_several_inputs_may_be_uncertain(by):
+    torch.manual_seed(0)
+    model = bf.convert(TwoInputs(), bf.MeanField(initial_std=1e-7))
+    inputs = {"first": torch.randn(5, 3), "second": bf.Moments(torch.randn(5, 3), 0.5)}
+    found = bf.predict(
+        model, inputs, by=by, likelihood=REGRESSION, num_samples=NUM_DRAWS, seed=0, batch_size=2
+    )
+    known = 0.5 * model.head.weight_posterior.mean.square().sum(1).expand(5, 2)
+    error = 4 * (2 / NUM_DRAWS) ** 0.5 if by == "sample" else 1e-4
+    torch.testing.assert_close(found.epistemic, known.detach(), rtol=error, atol=0.0)
+
+
+@pytest.mark.parametrize("by", ["moments", "covariance", "sample", "mean"])
+def test_no_uncertain_input_gives_no_prediction(by):
+    found = bf.predict(bayesian(), images(0), by=by, likelihood=REGRESSION, num_samples=2)
+    assert found.mean.shape == (0, 3)
+
+
+def test_what_cannot_take_uncertain_inputs_says_so():
+    model = bayesian()
+    with pytest.raises(ValueError, match="by='linearised' takes inputs that are certain"):
+        bf.predict(model, images(), by="linearised", likelihood=REGRESSION)
+    nothing = bf.Moments(torch.zeros(2, 1, 8, 8), -0.5)
+    for by in ("moments", "covariance", "sample"):
+        with pytest.raises(ValueError, match=r"at least 0, got -0\.5"):
+            bf.predict(model, nothing, by=by, likelihood=REGRESSION)
+
+
+def test_factors_are_fitted_to_draws_of_inputs_too():
+    model, x = bayesian(), images(32)
+    torch.manual_seed(0)
+    factors = bf.correct_moments(model, x, num_samples=400)
+    # Behind one layer, whose outputs are normal, there is nothing to mend.
+    assert factors["0"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_what_may_be_done_to_a_batch_is_done_to_both_tensors():
+    x = images()
+    inputs, targets = split_batch([x, torch.zeros(6)])
+    assert inputs is x
+    assert targets is not None
+    assert split_batch(x) == (x, None)
+    some = cut({"a": x, "b": torch.zeros(6), "c": torch.zeros(2)}, 6, 2, 5)
+    assert torch.equal(some["a"].variance, x.variance[2:5])
+    assert (len(some["b"]), len(some["c"])) == (3, 2)
+
+
+def test_a_draw_has_the_mean_and_the_variance():
+    torch.manual_seed(0)
+    x = bf.Moments(torch.full((100_000,), 2.0), 0.25)
+    draw = drawn((x, torch.ones(2)))[0]
+    assert float(draw.mean()) == pytest.approx(2.0, abs=4 * 0.5 / 100_000**0.5)
+    assert float(draw.var()) == pytest.approx(0.25, rel=4 * (2 / 100_000) ** 0.5)
+    assert torch.equal(bf.Moments(torch.ones(3)).draw(), torch.ones(3))
+    assert bf.Moments(torch.ones(3, dtype=torch.float16), 1.0).draw().dtype == torch.float16
