@@ -6,12 +6,13 @@ Inputs are a tensor, moments where they are uncertain, or a mapping or tuple of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bayesify.moments.moments import Moments, mean_of
 
@@ -31,6 +32,8 @@ def split_batch(batch: Any) -> tuple[Any, Tensor | None]:
                 return inputs, inputs.pop(key)
         return inputs, None
     if isinstance(batch, Sequence) and len(batch) in (1, 2):
+        if isinstance(batch[-1], Moments) and len(batch) == 2:
+            raise TypeError("targets must be a tensor, got Moments: only inputs can be uncertain")
         return batch[0], (batch[1] if len(batch) == 2 else None)
     raise TypeError(
         "batch must be a tensor, a mapping, or an (inputs, targets) pair, got "
@@ -90,6 +93,10 @@ def cut(inputs: Any, number: int, start: int, end: int) -> Any:
     """Return some of a number of examples; what has no row for each of them belongs to all."""
     if start == 0 and end >= number:
         return inputs
+    if isinstance(inputs, PackedSequence):
+        rows, lengths = pad_packed_sequence(inputs, batch_first=True)
+        some = rows[start:end], lengths[start:end]
+        return pack_padded_sequence(*some, batch_first=True, enforce_sorted=False)
 
     def part(leaf: Tensor) -> Tensor:
         return leaf[start:end] if leaf.ndim and len(leaf) == number else leaf
@@ -98,10 +105,15 @@ def cut(inputs: Any, number: int, start: int, end: int) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move every tensor in a nested batch to a device."""
-    if isinstance(value, PackedSequence):
-        return cast(Any, value).to(device)  # its lengths stay on the CPU
-    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+    """Move every tensor in a nested batch to a device; refuse variances that are none."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Moments):
+            leaf.check_variance()
+            return leaf.with_each(lambda tensor: tensor.to(device, non_blocking=True))
+        return leaf.to(device, non_blocking=True)
+
+    return _map(value, moved)
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -118,54 +130,8 @@ def map_moments(value: Any, change: Callable[[Moments], Any]) -> Any:
     return _map(value, lambda leaf: change(leaf) if isinstance(leaf, Moments) else leaf)
 
 
-def checked(inputs: Any) -> Any:
-    """Return inputs whose variances are at least 0; a ValueError where one is not."""
-
-    def check(x: Moments) -> Moments:
-        x.check_variance()
-        return x
-
-    return map_moments(inputs, check)
-
-
-def short_type(model: nn.Module) -> torch.dtype | None:
-    """Return the 16-bit type of a model's weights, as `fit` leaves them in "bf16-true", or None."""
-    types = {parameter.dtype for parameter in model.parameters()}
-    return next(iter(types & {torch.bfloat16, torch.float16}), None) if len(types) == 1 else None
-
-
-def as_short(inputs: Any, dtype: torch.dtype | None) -> Any:
-    """Return inputs with numbers of a 16-bit type; None leaves them as they are."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return inputs if dtype is None else map_tensors(inputs, cast)
-
-
-def drawn(inputs: Any) -> Any:
-    """Return inputs with a draw, new each time, in the place of what is uncertain."""
-    return map_moments(inputs, Moments.draw)
-
-
-def settled(inputs: Any, model: nn.Module, *, is_carried: bool) -> Any:
-    """Return inputs with what is uncertain drawn, or carried, in the type of the model's weights.
-
-    Fabric casts tensors to that type, and knows nothing of moments.
-    """
-    if not has_moments(inputs):
-        return inputs
-    inputs = checked(inputs)
-    return as_short(inputs, short_type(model)) if is_carried else drawn(inputs)
-
-
-def at_mean(inputs: Any) -> Any:
-    """Return inputs with the mean in the place of what is uncertain."""
-    return map_moments(inputs, mean_of)
-
-
-def has_moments(value: Any) -> bool:
-    """Whether a nested batch holds moments: inputs that are uncertain."""
+def moments_in(value: Any) -> list[Moments]:
+    """Return the moments in a nested batch: inputs that are uncertain."""
     found: list[Moments] = []
 
     def note(leaf: Moments) -> Moments:
@@ -173,23 +139,92 @@ def has_moments(value: Any) -> bool:
         return leaf
 
     map_moments(value, note)
-    return bool(found)
+    return found
+
+
+def drawn(inputs: Any) -> Any:
+    """Return inputs with a draw, new each time, in the place of what is uncertain."""
+    return map_moments(inputs, Moments.draw)
+
+
+def at_mean(inputs: Any) -> Any:
+    """Return inputs with the mean in the place of what is uncertain."""
+    return map_moments(inputs, mean_of)
+
+
+def as_read(inputs: Any, way: str) -> Any:
+    """Return inputs as one pass of a way to predict reads them: with moments, drawn, or means."""
+    if way in ("moments", "covariance"):
+        return inputs
+    return at_mean(inputs) if way == "mean" else drawn(inputs)
+
+
+def settled(inputs: Any, model: nn.Module, *, is_carried: bool) -> Any:
+    """Return inputs for one pass in training: what is uncertain drawn, or carried.
+
+    Carried it has the type of the model's weights: Fabric casts tensors, and knows no moments.
+    """
+    if not moments_in(inputs):
+        return inputs
+    if not is_carried:
+        return drawn(inputs)
+    dtype = _one_type(model)
+    return inputs if dtype is None else map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
+
+
+def in_short(inputs: Any, model: nn.Module) -> Any:
+    """Return inputs of a model whose weights are of 16 bits, as `fit` leaves them in "bf16-true".
+
+    Other inputs stay as they are.
+    """
+    dtype = _one_type(model)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return inputs
+    return map_tensors(inputs, lambda tensor: _cast(tensor, dtype))
+
+
+def _one_type(model: nn.Module) -> torch.dtype | None:
+    """Return the type of all of a model's parameters, None where they differ."""
+    types = {parameter.dtype for parameter in model.parameters()}
+    return types.pop() if len(types) == 1 else None
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    # Moments that are there twice are one uncertain value, and stay one.
+    done: dict[int, Any] = {}
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if id(leaf) not in done:
+            done[id(leaf)] = change(leaf)
+        return done[id(leaf)]
+
+    return _each(value, changed)
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (Tensor, Moments)):
         return change(value)
+    if isinstance(value, PackedSequence):
+        data = change(value.data)
+        return cast(Any, value).to(data.device)._replace(data=data)  # its lengths stay on the CPU
     if isinstance(value, Mapping):
-        entries = {key: _map(entry, change) for key, entry in value.items()}
-        if not isinstance(value, MutableMapping):
+        entries = {key: _each(entry, change) for key, entry in value.items()}
+        # A record that is also a mapping keeps its class: people read its fields by name. Of
+        # others a copy may be the same storage.
+        if not isinstance(value, (dict, UserDict)):
             return entries
-        # A record that is also a mapping keeps its class: people read its fields by name.
         twin = copy.copy(value)
         for key, entry in entries.items():
             twin[key] = entry
         return twin
     if isinstance(value, (tuple, list)):
-        entries = [_map(entry, change) for entry in value]
+        entries = [_each(entry, change) for entry in value]
         # A named tuple takes its entries one by one, unless it is made this way.
         return getattr(type(value), "_make", type(value))(entries)
     return value

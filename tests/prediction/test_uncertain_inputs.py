@@ -1,13 +1,18 @@
 """Inputs with a variance: against closed forms, against draws of inputs and weights; refused."""
 
+from collections import UserDict
+from collections.abc import MutableMapping
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
 import bayesify as bf
 from bayesify.batches import cut, drawn, split_batch
 from bayesify.conversion.posterior import posteriors
+from scales import set_stds
 
 REGRESSION = bf.GaussianRegression(1.0)
 NUM_DRAWS = 40_000
@@ -152,10 +157,167 @@ def test_what_cannot_take_uncertain_inputs_says_so():
     model = bayesian()
     with pytest.raises(ValueError, match="by='linearised' takes inputs that are certain"):
         bf.predict(model, images(), by="linearised", likelihood=REGRESSION)
+    certain = bf.Moments(images().expected)
+    assert bf.predict(model, certain, by="linearised", likelihood=REGRESSION).mean.shape == (6, 3)
     nothing = bf.Moments(torch.zeros(2, 1, 8, 8), -0.5)
     for by in ("moments", "covariance", "sample"):
         with pytest.raises(ValueError, match=r"at least 0, got -0\.5"):
             bf.predict(model, nothing, by=by, likelihood=REGRESSION)
+    norms = bf.convert(nn.Sequential(network(), nn.BatchNorm1d(3)), bf.MeanField())
+    for verb in (bf.correct_moments, bf.refresh_norms):
+        with pytest.raises(ValueError, match=r"at least 0, got -0\.5"):
+            verb(norms, [nothing])
+    with pytest.raises(TypeError, match="targets must be a tensor, got Moments"):
+        split_batch((images(), images()))
+    with pytest.raises(TypeError, match="variance must be a tensor, a number or None, got str"):
+        bf.Moments(torch.ones(2), "large")
+
+
+def by_all(model: nn.Module, inputs) -> dict[str, Tensor]:
+    options = {"likelihood": REGRESSION, "num_samples": NUM_DRAWS, "seed": 0}
+    ways = ("moments", "covariance", "sample")
+    return {by: bf.predict(model, inputs, by=by, **options).epistemic for by in ways}
+
+
+class CallsItself(nn.Module):
+    """Flattens what it is given, or widens it, and begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x, is_first=True):
+        return self(self.first(x.flatten(1)), is_first=False) if is_first else self.second(x)
+
+
+@pytest.mark.parametrize("variance", [None, 1.0])
+def test_noise_enters_once_in_a_model_that_calls_itself(variance):
+    torch.manual_seed(0)
+    model = bf.convert(CallsItself(), bf.MeanField(initial_std=0.05))
+    found = by_all(model, bf.Moments(torch.randn(4, 2, 3), variance))
+    error = 5 * (2 / NUM_DRAWS) ** 0.5
+    torch.testing.assert_close(found["covariance"], found["sample"], rtol=error, atol=0.0)
+
+
+def test_inputs_are_noted_before_hooks_mix_them():
+    torch.manual_seed(0)
+    model = bf.convert(nn.Linear(4, 2), bf.MeanField(initial_std=1e-6))
+    model.register_forward_pre_hook(lambda _, args: (args[0].mean(1, keepdim=True).expand(-1, 4),))
+    found = by_all(model, bf.Moments(torch.randn(3, 4), 1.0))
+    known = model.weight_posterior.mean.sum(1).square().expand(3, 2).detach() / 4
+    torch.testing.assert_close(found["covariance"], known, rtol=1e-4, atol=0.0)
+    error = 5 * (2 / NUM_DRAWS) ** 0.5
+    torch.testing.assert_close(found["sample"], known, rtol=error, atol=0.0)
+
+
+def test_one_input_given_twice_is_one():
+    class Difference(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, first, second):
+            return self.head(first - second)
+
+    model = bf.convert(Difference(), bf.MeanField(initial_std=1e-7))
+    one = bf.Moments(torch.ones(2, 3), 1.0)
+    for by, spread in by_all(model, (one, one)).items():
+        assert float(spread.max()) < 1e-10, by
+    other = bf.Moments(torch.ones(2, 3), 1.0)
+    for by, spread in by_all(model, (one, other)).items():
+        assert float(spread.min()) > 0.01, by
+
+
+def test_a_limit_of_memory_counts_inputs_that_are_drawn():
+    model = bf.convert(nn.Linear(1000, 2), bf.MeanField())
+    x = bf.Moments(torch.zeros(100, 1000), 1.0)
+    found = bf.predict(
+        model, x, by="sample", likelihood=REGRESSION, num_samples=9, memory_limit=4 * 2**20
+    )
+    # An input of 0.4 MB and its noise, three times over: three draws at once, not nine.
+    assert "in chunks of 3" in found.made_by
+    plain = bf.predict(
+        model, x.expected, by="sample", likelihood=REGRESSION, num_samples=9, memory_limit=4 * 2**20
+    )
+    assert "in chunks of 9" in plain.made_by
+
+
+class Own(MutableMapping):
+    """A mapping that keeps its entries elsewhere, so that a copy of it has the same."""
+
+    def __init__(self, **entries) -> None:
+        self.entries = entries
+
+    def __getitem__(self, key):
+        return self.entries[key]
+
+    def __setitem__(self, key, value):
+        self.entries[key] = value
+
+    def __delitem__(self, key):
+        del self.entries[key]
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, Own])
+@pytest.mark.parametrize("by", ["sample", "moments", "mean"])
+def test_a_mapping_of_the_users_is_left_as_it_was(kind, by):
+    torch.manual_seed(0)
+    model = bf.convert(nn.Linear(3, 2), bf.MeanField(initial_std=1e-6))
+    x = bf.Moments(torch.randn(10, 3), 1.0)
+    inputs = kind(input=x)
+    found = bf.predict(
+        model, inputs, by=by, likelihood=REGRESSION, batch_size=4, num_samples=20, seed=0
+    )
+    assert found.mean.shape == (10, 2)
+    assert inputs["input"] is x
+    if by != "mean":
+        assert (found.epistemic > 0.01).all()
+
+
+def test_packed_sequences_are_cut_by_sequence():
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reader, self.head = nn.LSTM(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.head(self.reader(x)[1][0][0])
+
+    torch.manual_seed(0)
+    model = bf.convert(Reads(), bf.MeanField())
+    rows = [torch.randn(length, 3) for length in (2, 6, 5, 1, 5, 3)]
+    packed = pack_sequence(rows, enforce_sorted=False)
+    whole = bf.predict(model, packed, by="mean", likelihood=REGRESSION).mean
+    for size in (1, 4, 6):
+        parts = bf.predict(model, packed, by="mean", likelihood=REGRESSION, batch_size=size)
+        torch.testing.assert_close(parts.mean, whole)
+
+
+WAYS = ["moments", "covariance", "sample", "local", "mean"]
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_norms_are_measured_on_inputs_as_the_way_reads_them(by):
+    torch.manual_seed(0)
+    model = bf.convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), bf.MeanField())
+    set_stds(model, 0.3)
+    batches = [bf.Moments(torch.randn(100, 2), 4.0) for _ in range(200)]
+    assert bf.refresh_norms(model, batches, by=by) == 1
+    found = model[1].running_var
+    w, s = model[0].weight_posterior.mean, model[0].weight_posterior.dense_variance()
+    seen = 1.0 if by == "mean" else 5.0
+    known = seen * w.square().sum(1)
+    if by != "mean":
+        known = known + seen * s.sum(1)
+    # Of draws of weights there are 200, with squares of a relative deviation below 1.5.
+    error = 4 * 1.5 / 200**0.5 if by == "sample" else 0.05
+    torch.testing.assert_close(found, known.detach(), rtol=error, atol=0.0)
 
 
 def test_factors_are_fitted_to_draws_of_inputs_too():

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 import bayesify as bf
-from bayesify.conversion.posterior import posteriors
 from bayesify.data import TensorData, loader, uncertain
 
 NOISE_STD, PRIOR_STD, NUM_DATA = 0.5, 1.5, 64
@@ -132,12 +130,41 @@ def test_a_variance_that_is_none_is_refused(method: bf.Method) -> None:
         bf.fit(model, [(inputs, torch.zeros(2, 1))], epochs=1, num_data=2, progress=False)
 
 
-def test_scores_of_weights_and_laplace_are_found_under_draws_of_inputs() -> None:
+@pytest.mark.parametrize("method", [bf.MeanField(), bf.MomentPropagation()])
+def test_every_pass_of_a_method_that_draws_has_an_input_of_its_own(method: bf.Method) -> None:
     torch.manual_seed(0)
-    x, y = problem()
-    batches = DataLoader([(x[i], y[i]) for i in range(NUM_DATA)], 16)  # pyright: ignore[reportArgumentType]
-    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    partial = bf.convert(net, bf.PartialBayes(fraction=0.25, data=batches))
-    assert sum(site.num_random for site in posteriors(partial)) == 8
-    laplace = bf.convert(net, bf.Laplace(data=batches))
-    assert (bf.predict(laplace, x.expected, likelihood="regression").epistemic > 0).all()
+    model = bf.convert(nn.Linear(3, 2), method)
+    seen: list[Any] = []
+    model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    x = bf.Moments(torch.zeros(4, 3), 1.0)
+    batch = [(x, torch.zeros(4, dtype=torch.long))]
+    bf.fit(model, batch, batch, epochs=1, num_samples=2, val_samples=2, num_data=4, progress=False)
+    if isinstance(method, bf.MeanField):
+        assert len(seen) == 4
+        assert len({float(each.sum()) for each in seen}) == 4
+    else:
+        assert all(isinstance(each, bf.Moments) for each in seen)
+
+
+def test_double_precision_carries_inputs_of_its_own_type() -> None:
+    model = bf.convert(nn.Linear(3, 2), bf.MomentPropagation())
+    batch = [(bf.Moments(torch.randn(4, 3), 1.0), torch.zeros(4, dtype=torch.long))]
+    bf.fit(model, batch, epochs=1, num_data=4, precision="64-true", progress=False)
+    assert model.weight_posterior.mean.dtype == torch.float64
+
+
+def test_what_a_conversion_looks_at_is_drawn() -> None:
+    """At inputs of mean 0 no weight matters, and none is learned about; under noise they do."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 1, bias=False))
+    batches = [(bf.Moments(torch.zeros(10, 1), 0.04), torch.zeros(10, 1))] * 400
+    score = bf.sensitivity(net, batches, score="jacobian")["0.weight"]
+    # A batch gives the square of one number of standard deviation 0.2 for each example.
+    assert float(score) == pytest.approx(0.04, rel=4 * (2 / 400) ** 0.5)
+    method = bf.Laplace(data=batches, prior_precision=1.0, noise_std=1.0)
+    laplace = bf.convert(net, method)
+    found = bf.predict(
+        laplace, torch.ones(1, 1), likelihood=bf.GaussianRegression(1.0), num_samples=4000, seed=0
+    )
+    # The precision is 1 of the prior and about 4000 * 0.04 of the data.
+    assert float(found.epistemic) == pytest.approx(1 / 161, rel=0.15)

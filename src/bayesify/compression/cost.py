@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from bayesify.batches import call_model, output_tensor
+from bayesify.batches import call_model, output_tensor, settled
 from bayesify.compression.flops import count_flops
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.posterior import posteriors
@@ -172,6 +172,7 @@ def _kept_after_step(
         # Which loss is of no account: every gradient has the size of its parameter.
         return output_tensor(output).float().square().mean()
 
+    inputs = settled(inputs, model, is_carried=method.carries_moments())
     part = method.nll(model, lambda: call_model(model, inputs), nll)
     elbo_loss(part, model, num_data=1).total.backward()
     parameters = unique(model.parameters())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesify.data.dataset import TensorData, Transform
-from bayesify.moments import Moments
+from bayesify.moments import Moments, precise_dtype
 
 _PAIR = 2
 
@@ -97,7 +97,7 @@ def _changed(
 def check_decibels(decibels: float | Sequence[float]) -> tuple[float, float]:
     """Return the least and the greatest of one signal-to-noise ratio, or of two."""
     found = decibels if isinstance(decibels, Sequence) else (decibels, decibels)
-    is_pair = len(found) == _PAIR and all(isinstance(each, (int, float)) for each in found)
+    is_pair = len(found) == _PAIR and all(type(each) in (int, float) for each in found)
     if not is_pair or not (math.isfinite(sum(found)) and found[0] <= found[1]):
         raise ValueError(
             "decibels must be a number, or two of which the first is not the larger, "
@@ -107,11 +107,14 @@ def check_decibels(decibels: float | Sequence[float]) -> tuple[float, float]:
 
 
 def _check_numbers(who: str, inputs: Tensor) -> None:
-    if not inputs.is_floating_point():
-        raise TypeError(f"{who} needs numbers as inputs, got {inputs.dtype}")
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        got = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise TypeError(f"{who} needs numbers as inputs, got {got}")
 
 
 def _noise_variance(inputs: Tensor, decibels: float | Tensor) -> Tensor:
     """Return the variance of each example's noise, with an axis of 1 for each of the inputs'."""
-    signal = inputs.flatten(1).var(1, correction=0) if len(inputs) else inputs.new_zeros(0)
+    precise = inputs.to(precise_dtype(inputs.dtype))
+    rows = precise.reshape(len(inputs), -1 if len(inputs) else 0)
+    signal = rows.var(1, correction=0) if len(inputs) else precise.new_zeros(0)
     return (signal * 10.0 ** (-decibels / 10.0)).view(-1, *[1] * (inputs.ndim - 1))

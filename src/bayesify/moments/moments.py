@@ -72,6 +72,9 @@ class Moments:
         if isinstance(variance, (int, float)):
             variance = torch.full_like(mean, variance, dtype=variance_dtype(mean.dtype))
         if variance is not None:
+            if not isinstance(variance, Tensor):
+                got = type(variance).__name__
+                raise TypeError(f"variance must be a tensor, a number or None, got {got}")
             variance = variance.to(variance_dtype(mean.dtype))
             if variance.shape != mean.shape:
                 self.shared_variance = variance
@@ -259,6 +262,8 @@ def _unflatten(children: Iterable[Any], context: None) -> Moments:
 def _collated(batch: Sequence[Moments], *, collate_fn_map: Any = None) -> Moments:
     del collate_fn_map
     means = torch.stack([each.expected for each in batch])
+    if all(each.is_certain for each in batch):
+        return Moments(means)
     return Moments(means, torch.stack([each.variance for each in batch]))
 
 

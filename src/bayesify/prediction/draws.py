@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from bayesify.batches import batch_size, call_model, drawn, output_tensor
+from bayesify.batches import batch_size, call_model, drawn, moments_in, output_tensor
 from bayesify.conversion.posterior import posteriors
 from bayesify.types import device_of
 
@@ -129,6 +129,8 @@ class Draws:
     def _bytes_per_draw(self, inputs: Any) -> int:
         # A sampled weight exists as noise, as scaled noise and as the weight.
         weights = 3 * 4 * sum(site.num_random for site in posteriors(self.model))
+        # So does an input that is drawn.
+        weights += 3 * 4 * sum(each.shape.numel() for each in moments_in(inputs))
         return weights + (self._bytes_per_example or 0) * max(batch_size(inputs), 1)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import at_mean, call_model, drawn, split_batch, to_device
+from bayesify.batches import at_mean, call_model, drawn, in_short, split_batch, to_device
 from bayesify.conversion.convert import require_record
 from bayesify.conversion.scope import forward_by
 from bayesify.moments import Moments
@@ -43,7 +43,7 @@ def correct_moments(model: nn.Module, data: Any, num_samples: int = 200) -> dict
     if num_samples < _FEWEST_SAMPLES:
         raise ValueError(f"num_samples must be at least {_FEWEST_SAMPLES}, got {num_samples}")
     record = require_record(model)
-    inputs = _first_batch(data, device_of(model))
+    inputs = in_short(_first_batch(data, device_of(model)), model)
     with evaluating(model):
         found = _sampled_variances(model, inputs, num_samples)
         factors: dict[str, float] = {}

@@ -54,6 +54,7 @@ class NoisyCalls:
         calls: The layers that added noise.
         bends: The activations and the uncertain inputs.
         elsewhere: Posteriors that were read by other functions.
+        has_inputs: Whether the model's inputs are noted: it may call itself.
     """
 
     has_derivatives: bool = False
@@ -62,6 +63,7 @@ class NoisyCalls:
     calls: list[NoisyCall] = field(default_factory=list)
     bends: list[Bend] = field(default_factory=list)
     elsewhere: set[Posterior] = field(default_factory=set)
+    has_inputs: bool = False
     versions: list[int] = field(default_factory=list)
 
     def reached(self) -> list[NoisyCall]:
@@ -108,8 +110,11 @@ class NoisyCalls:
         return without_gradient(x) if self.has_derivatives else x
 
     def note_inputs(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Note the variance of uncertain inputs, as the model's hook."""
+        """Note the variance of uncertain inputs, as a hook of the first call in a pass."""
         del model
+        if self.has_inputs:
+            return args, kwargs
+        self.has_inputs = True
         return map_moments((args, kwargs), self._note_input)
 
     def _note_input(self, x: Moments) -> Moments:
@@ -175,8 +180,10 @@ def noted(
             layer.register_forward_hook(found.note, with_kwargs=True, prepend=True)
             for layer in layers
         ]
-        # Behind hooks of the user's, which may change what the model is given.
-        handles.append(model.register_forward_pre_hook(found.note_inputs, with_kwargs=True))
+        # Before hooks of the user's, which may mix what the model is given.
+        handles.append(
+            model.register_forward_pre_hook(found.note_inputs, with_kwargs=True, prepend=True)
+        )
         try:
             yield found
         finally:

@@ -11,17 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import (
-    as_short,
-    at_mean,
-    batch_size,
-    checked,
-    cut,
-    has_moments,
-    short_type,
-    split_batch,
-    to_device,
-)
+from bayesify.batches import at_mean, batch_size, cut, in_short, moments_in, split_batch, to_device
 from bayesify.conversion.convert import Record, require_record
 from bayesify.moments import Moments
 from bayesify.prediction.by_covariance import covariant_outputs
@@ -122,17 +112,17 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     _check_num_outputs(num_outputs, way)
-    device, dtype = device_of(model), short_type(model)
+    device = device_of(model)
     number = 1 if way == "mean" else record.method.num_draws(model, num_samples)
     with evaluating(model), _seeded(seed, device), record.method.sampling(model, way):
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in shown(data, "predicting", progress):
-            inputs, targets = split_batch(to_device(checked(batch), device))
-            if way == "mean":
-                inputs = at_mean(inputs)
-            elif way == "linearised":
+            inputs, targets = split_batch(to_device(batch, device))
+            if way == "linearised":
                 _check_certain(inputs)
-            inputs = as_short(inputs, dtype)
+            if way in ("linearised", "mean"):
+                inputs = at_mean(inputs)
+            inputs = in_short(inputs, model)
             name = record.method.ways[way]
             if way == "moments":
                 yield predict_moments(model, inputs, meaning, name), targets
@@ -198,7 +188,7 @@ def _check_num_outputs(number: int | None, way: str) -> None:
 
 
 def _check_certain(inputs: Any) -> None:
-    if has_moments(inputs):
+    if not all(each.is_certain for each in moments_in(inputs)):
         raise ValueError(
             "by='linearised' takes inputs that are certain, got Moments: take by='covariance', "
             "which carries the variance of inputs too, or by='sample', which draws them"

@@ -231,8 +231,8 @@ def _check_noise(noise: Any) -> None:
             f"{{ decibels = [-6, 20], as = 'draws' }}, got {noise!r}"
         )
     check_decibels(noise["decibels"])
-    if noise["as"] not in NOISE_AS:
-        raise ValueError(unknown("data.noise.as", noise["as"], NOISE_AS))
+    if str(noise["as"]) not in NOISE_AS:
+        raise ValueError(unknown("data.noise.as", str(noise["as"]), NOISE_AS))
 
 
 def _check_warm_start(choices: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.batches import as_short, call_model, short_type, split_batch, to_device
+from bayesify.batches import as_read, call_model, in_short, split_batch, to_device
 from bayesify.conversion.convert import require_record
 from bayesify.types import device_of
 
@@ -38,7 +38,7 @@ def refresh_norms(
     norms = [norm for norm in norms if norm.track_running_stats]
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
-    device, dtype = device_of(model), short_type(model)
+    device = device_of(model)
     try:
         model.eval()
         with method.sampling(model, way):
@@ -48,7 +48,7 @@ def refresh_norms(
                 norm.training = True
             for batch in islice(data, num_batches) if norms else ():
                 inputs, _ = split_batch(to_device(batch, device))
-                call_model(model, as_short(inputs, dtype))
+                call_model(model, as_read(in_short(inputs, model), way))
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
