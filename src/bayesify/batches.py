@@ -156,7 +156,7 @@ def as_read(inputs: Any, way: str) -> Any:
     """Return inputs as one pass of a way to predict reads them: with moments, drawn, or means."""
     if way in ("moments", "covariance"):
         return inputs
-    return at_mean(inputs) if way == "mean" else drawn(inputs)
+    return at_mean(inputs) if way in ("mean", "linearised") else drawn(inputs)
 
 
 def settled(inputs: Any, model: nn.Module, *, is_carried: bool) -> Any:

@@ -43,6 +43,16 @@ def test_no_examples_and_flat_ones_stay_as_they_are():
     assert torch.equal(seen(noisy(flat, -6.0)), torch.ones(2, 5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_noisy_inputs_keep_their_type(dtype):
+    data = TensorData(torch.randn(4, 9).to(dtype) * 300, torch.zeros(4))
+    for spoiled in (noisy(data, -10.0), newly_noisy(data, -10.0)):
+        assert seen(spoiled).dtype == dtype
+    variance = seen(uncertain(data, -10.0)).variance
+    assert variance.isfinite().all()
+    assert variance.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
 def test_words_take_no_noise():
     with pytest.raises(TypeError, match=r"noisy needs numbers as inputs, got torch\.int64"):
         noisy(TensorData(torch.ones(2, 3, dtype=torch.int64), torch.zeros(2)), 0.0)

@@ -34,7 +34,7 @@ def noisy(data: TensorData, decibels: float, *, seed: int = 0) -> TensorData:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(inputs.shape, generator=generator).to(inputs)
     std = _noise_variance(inputs, decibels).sqrt()
-    return TensorData(inputs + std * noise, targets)
+    return TensorData((inputs + std * noise).to(inputs.dtype), targets)
 
 
 def uncertain(data: TensorData, decibels: float | Sequence[float]) -> TensorData:
