@@ -2,7 +2,8 @@
 
     python benchmarks/peer_moments.py --quick                 # smoke test, seconds
     python benchmarks/peer_moments.py                         # minutes; on a GPU too
-    python benchmarks/peer_moments.py --networks resnet_18 --skip-accuracy --compile inference step
+    python benchmarks/peer_moments.py --networks resnet_18 --skip-accuracy --precisions bfloat16 \
+        --compile inference step --contestants fastbnns exact "exact, per unit"   # minutes
 
 FastBNNs does not come with the library: `pip install --no-deps fastbnns`. MNIST has to lie where
 `bf.load_dataset` looks for it. A network gets a posterior with a variance per weight and one with a
@@ -183,7 +184,8 @@ def costs(name: str, precision: str, wanted: argparse.Namespace) -> list[dict[st
     options = compile_options(True, torch.device(DEVICE))
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[tuple[str, str], Callable[[], float]] = {}
-    for what, scale in SCALES.items():
+    for what in wanted.contestants:
+        scale = SCALES[what]
         row = rows[what] = {"network": name, "what": what, "precision": precision}
         others = torch.cuda.memory_allocated() if ON_GPU else 0
         one = contestant(what, bf.convert(plain, bf.MeanField(scale=scale, biases=True)))
@@ -268,12 +270,14 @@ def main() -> None:
     parser.add_argument("--train-epochs", type=int, help="in the place of one, or three of the mlp")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", nargs="+", default=[], choices=("inference", "step"))
+    parser.add_argument("--contestants", nargs="+", default=list(SCALES), choices=SCALES)
     precisions = ["float32", "bfloat16"][: 1 + ON_GPU]
     parser.add_argument("--precisions", nargs="+", default=precisions)
     parser.add_argument("--skip-accuracy", action="store_true", help="do not train or sample")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
     parser.add_argument("--out", type=Path, default=default)
     wanted = parser.parse_args()
+    wanted.contestants = list(dict.fromkeys(["plain", *wanted.contestants]))
     for name, each in NETWORKS.items() if wanted.quick else ():
         NETWORKS[name] = each._replace(batch=4, train_images=640, samples=20)
     began = time.perf_counter()
