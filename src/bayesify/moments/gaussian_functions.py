@@ -84,11 +84,11 @@ def owen_t(h: Tensor, a: Tensor) -> Tensor:
 
     T(h, a) = 1/(2 pi) int_0^a exp(-h^2 (1 + x^2) / 2) / (1 + x^2) dx
     """
-    half_square = 0.5 * h * h
-    total = torch.zeros_like(h)
+    exponent, square = -0.5 * h * h, a * a
+    slope, total = exponent * square, torch.zeros_like(h)
     for node, weight in _LEGENDRE:
-        factor = 1.0 + (node * a) ** 2
-        total = total + weight * torch.exp(-half_square * factor) / factor
+        part = torch.exp(torch.add(exponent, slope, alpha=node**2))
+        total = torch.addcdiv(total, part, 1.0 + node**2 * square, value=weight)
     return total * a * (0.5 / math.pi)
 
 

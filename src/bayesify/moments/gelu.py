@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayesify.moments.choices import chosen, or_zero, where_above
 from bayesify.moments.gaussian_functions import cumulative, density, owen_t
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
@@ -35,13 +36,13 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     types = m.dtype, v.dtype
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v)
-    mean = part.mean + torch.where(part.is_right, m, 0.0)
+    mean = part.mean + or_zero(part.is_right, m)
     variance = part.second() - part.mean.square()
     # Cov(gelu(-z), z) = -v E[gelu'(-z)], by Stein's lemma.
-    variance = variance + torch.where(part.is_right, v * (1.0 - 2.0 * part.slope), 0.0)
+    variance = variance + or_zero(part.is_right, v * (1.0 - 2.0 * part.slope))
     f1, f2, f3, _ = part.derivatives()
     small = v * (f1 * f1 + v * (0.5 * f2 * f2 + f1 * f3))
-    variance = torch.where(v < _SERIES_BELOW[v.dtype], small, variance).clamp_min(0.0)
+    variance = chosen(where_above(v, _SERIES_BELOW[v.dtype]), variance, small).clamp_min(0.0)
     return of_type(mean, types[0]), of_type(variance, types[1])
 
 
@@ -70,15 +71,15 @@ class _Gelu(torch.autograd.Function):
         m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
         part = _parts(m, v)
         left_m, left_v = part.variance_slopes()
-        r_m = torch.where(part.is_right, 2.0 * v * part.bend - left_m, left_m)
+        r_m = chosen(part.is_right, 2.0 * v * part.bend - left_m, left_m)
         over = 1.0 - 2.0 * part.slope - v * part.third
-        r_v = left_v + torch.where(part.is_right, over, 0.0)
+        r_v = left_v + or_zero(part.is_right, over)
         f1, f2, f3, f4 = part.derivatives()
         # The other derivative of the variance has no small difference of large terms.
         small = v * (2.0 * f1 * f2 + v * (2.0 * f2 * f3 + f1 * f4))
-        # Not by `<`, as above: compiled code would keep the answers instead of asking again.
-        r_m = torch.where(v >= _SERIES_BELOW[v.dtype], r_m, small)
-        a_m = torch.where(part.is_right, 1.0 - part.slope, part.slope)
+        # Not as above: compiled code would keep the answers instead of asking again.
+        r_m = chosen(where_above(-v, -_SERIES_BELOW[v.dtype]), small, r_m)
+        a_m = chosen(part.is_right, 1.0 - part.slope, part.slope)
         along_m = of_mean * a_m + of_variance * r_m
         along_v = of_mean * (0.5 * part.bend) + of_variance * r_v
         # Of the type they came in: compiled code would write them in float32, twice as much.
@@ -130,7 +131,7 @@ class _Parts(NamedTuple):
 
     def derivatives(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the first four derivatives of the GELU at the mean."""
-        x = torch.where(self.is_right, -self.u, self.u)
+        x = chosen(self.is_right, -self.u, self.u)
         bell, square = density(x), x * x
         bend, third = 2.0 - square, x * (square - 4.0)
         fourth = square * (7.0 - square) - 4.0
@@ -142,8 +143,8 @@ def _parts(m: Tensor, v: Tensor) -> _Parts:
     r1, r2 = total.sqrt(), (1.0 + 2.0 * v).sqrt()
     # All terms are 0 far out, where powers of m would overflow. 0 belongs to the left: so
     # derivatives there are those of one side, which are those of the whole.
-    is_right = m > 0
-    u = torch.maximum(torch.where(is_right, -m, m), -40.0 * r1)
+    is_right = where_above(m)
+    u = torch.maximum(chosen(is_right, -m, m), -40.0 * r1)
     h = u / r1
     below, bell = cumulative(h), density(h) / r1
     both = below - 2.0 * owen_t(h, 1.0 / r2)

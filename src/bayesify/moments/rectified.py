@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayesify.moments.choices import chosen, or_zero, where_above
 from bayesify.moments.gaussian_functions import (
     LEAST_VARIANCE,
     coarse_tail,
@@ -21,7 +22,11 @@ from bayesify.moments.gaussian_functions import (
     density,
 )
 from bayesify.moments.moments import precise_dtype
-from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
+from bayesify.moments.own_derivatives import (
+    has_no_other_derivatives,
+    of_type,
+    takes_own_derivatives,
+)
 
 # Over the least standard deviation there is, still a number of float32.
 _FURTHEST = 1e30
@@ -49,12 +54,12 @@ def _rectified(
     part = _parts(m, v, is_coarse=is_coarse, is_derived=is_derived)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
-    above, excess = torch.where(part.is_right, m, 0.0), v * part.per_s * part.g
+    above, excess = or_zero(part.is_right, m), v * part.per_s * part.g
     if isinstance(slope, float) and slope == 0.0:
         return of_type(above + excess, types[0]), of_type(v * ratio, types[1])
     rest = 1.0 - slope
     ratio = slope**2 + 2.0 * slope * rest * part.share + rest**2 * ratio
-    mean = torch.where(part.is_right, m, slope * m) + rest * excess
+    mean = chosen(part.is_right, m, slope * m) + rest * excess
     return of_type(mean, types[0]), of_type(v * ratio.clamp_min(0.0), types[1])
 
 
@@ -83,7 +88,7 @@ class _Rectified(torch.autograd.Function):
         part = _parts(
             m, v, is_coarse=ctx.is_coarse, is_derived=torch.is_grad_enabled() or not _is_compiled()
         )
-        scaled = torch.where(part.is_right, part.x, 0.0) + part.g
+        scaled = or_zero(part.is_right, part.x) + part.g
         along_m = of_mean * part.share + of_variance * (2.0 * v * part.per_s * scaled * part.rest)
         slope = part.share - scaled * part.bell
         along_v = of_mean * (0.5 * part.bell * part.per_s) + of_variance * slope
@@ -110,7 +115,12 @@ def _maximum(
     total = v1 + v2
     part = _parts(_difference(m1, m2), total, is_derived=is_derived)
     # total / s is s, and 0 where both are certain.
-    mean = torch.where(part.is_right, m1, m2) + total * part.per_s * part.g
+    if is_derived and torch.is_grad_enabled():
+        # Not `chosen`: a mask may have made one of them -inf.
+        larger = torch.where(part.is_right > 0, m1, m2)
+    else:
+        larger = torch.maximum(m1, m2)
+    mean = larger + total * part.per_s * part.g
     # The last factors first: far apart x is huge and g is 0.
     variance = v1 * part.share + v2 * part.rest - total * ((part.x + part.g) * part.g)
     return mean, variance.clamp_min(0.0)
@@ -143,8 +153,8 @@ class _Maximum(torch.autograd.Function):
         )
         # (m1 - a) / s and (m2 - a) / s; whichever mean is larger, only g is missing to it.
         both = part.x + part.g
-        down1 = -torch.where(part.is_right, part.g, both)
-        down2 = -torch.where(part.is_right, both, part.g)
+        down1 = -chosen(part.is_right, part.g, both)
+        down2 = -chosen(part.is_right, both, part.g)
         bell, per_variance = part.bell * part.per_s, part.per_s.square()
         share1, share2 = v1 * per_variance, v2 * per_variance
         to_mean = total * part.per_s
@@ -160,6 +170,43 @@ class _Maximum(torch.autograd.Function):
         return along_m1, along_v1, along_m2, along_both + of_variance * part.rest
 
 
+def ordered(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return mean and variance of the normal value with the larger mean, then of the other.
+
+    Means that are equal stay in their places.
+    """
+    m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
+    if m1.is_cpu and has_no_other_derivatives() and not torch.compiler.is_compiling():
+        return _Ordered.apply(m1, v1, m2, v2)  # pyright: ignore[reportReturnType]
+    stays = (m1 >= m2).detach()
+    pairs = (m1, m2), (v1, v2), (m2, m1), (v2, v1)
+    return tuple(torch.where(stays, one, other) for one, other in pairs)
+
+
+class _Ordered(torch.autograd.Function):
+    """Two pairs in descending order of their means, without a branch for each entry."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        moves = where_above(m2 - m1)
+        ctx.save_for_backward(moves)
+        variances = chosen(moves, v2, v1), chosen(moves, v1, v2)
+        # Not `chosen`: a mask may have made one of them -inf.
+        return torch.maximum(m1, m2), variances[0], torch.minimum(m1, m2), variances[1]
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, of_larger: Tensor, of_its: Tensor, of_smaller: Tensor, of_other: Tensor
+    ) -> tuple[Tensor, ...]:
+        (moves,) = ctx.saved_tensors
+        pairs = (of_smaller, of_larger), (of_other, of_its)
+        to_first = [chosen(moves, down, up) for down, up in pairs]
+        to_second = [chosen(moves, up, down) for down, up in pairs]
+        return to_first[0], to_first[1], to_second[0], to_second[1]
+
+
 def _difference(first: Tensor, second: Tensor) -> Tensor:
     """Return a finite difference: of two entries that a mask has made -inf too."""
     return first.clamp(-_FURTHEST, _FURTHEST) - second.clamp(-_FURTHEST, _FURTHEST)
@@ -169,6 +216,7 @@ class _Parts(NamedTuple):
     per_s: Tensor
     """1 / s, which takes no division and no root of its own."""
     is_right: Tensor
+    """Where t > 0, for `chosen`."""
     x: Tensor
     """|t|"""
     bell: Tensor
@@ -196,8 +244,8 @@ def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False, is_derived: bool) -
     # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
     # which are those of the whole. `abs` would give a slope of 0. Where none is taken it is better:
     # the compiler writes t out wherever x is read, and then once and not three times.
-    is_right = t > 0
-    x = torch.where(is_right, t, -t) if is_derived else t.abs()
+    is_right = where_above(t)
+    x = chosen(is_right, t, -t) if is_derived else t.abs()
     bell = density(x)
     if is_coarse:
         # Two polynomials take a GPU less time than the error function.
@@ -207,5 +255,5 @@ def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False, is_derived: bool) -
         g = (bell - x * tail).clamp_min(0.0)
     # One tail gives both sides, each with all its digits.
     other = 1.0 - tail
-    share, rest = torch.where(is_right, other, tail), torch.where(is_right, tail, other)
+    share, rest = chosen(is_right, other, tail), chosen(is_right, tail, other)
     return _Parts(per_s, is_right, x, bell, share, rest, g)

@@ -1,0 +1,97 @@
+"""Choices without branches against `torch.where`: the same numbers, the same gradients."""
+
+import pytest
+import torch
+
+from bayesify.moments.choices import chosen, or_zero, where_above
+from bayesify.moments.rectified import ordered
+
+SIDES = [0.0, -0.0, 1e-38, -1e-38, 1e-30, 3.0, -3.0, 1e30, -1e30]
+
+
+def some(number, dtype=torch.float32):
+    torch.manual_seed(0)
+    return [torch.randn(200, dtype=dtype, requires_grad=True) for _ in range(number)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bound", [0.0, 0.3, -0.3])
+def test_the_number_that_is_chosen_is_unchanged(bound, dtype):
+    x, first, second = some(3, dtype)
+    condition = where_above(x, bound)
+    assert condition.dtype == dtype
+    assert not condition.requires_grad
+    assert torch.equal(condition, (x > bound).to(dtype))
+    assert torch.equal(chosen(condition, first, second), torch.where(x > bound, first, second))
+    assert torch.equal(or_zero(condition, first), torch.where(x > bound, first, 0.0))
+
+
+def test_sides_of_0_and_huge_numbers():
+    x = torch.tensor(SIDES)
+    assert where_above(x).tolist() == [float(each > 0) for each in SIDES]
+    huge = torch.full_like(x, 1e37)
+    assert torch.equal(chosen(where_above(x), huge, -huge), torch.where(x > 0, huge, -huge))
+
+
+def test_gradients_and_theirs_are_those_of_where():
+    x, first, second = some(3)
+
+    def gradients(result):
+        once = torch.autograd.grad(result.pow(3).sum(), (first, second), create_graph=True)
+        return [*once, *torch.autograd.grad(sum(each.pow(2).sum() for each in once), first)]
+
+    condition = where_above(x)
+    found = gradients(chosen(condition, first, second) + or_zero(condition, first * second))
+    expected = gradients(torch.where(x > 0, first, second) + torch.where(x > 0, first * second, 0))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_compiled_code_has_truth_values():
+    def call(x, first, second):
+        condition = where_above(x)
+        assert condition.dtype == torch.bool
+        return chosen(condition, first, second)
+
+    x, first, second = some(3)
+    found = torch.compile(call, backend="eager", fullgraph=True)(x, first, second)
+    assert torch.equal(found, torch.where(x > 0, first, second))
+
+
+def by_where(first, second):
+    stays = (first[0] >= second[0]).detach()
+    pairs = [(first[0], second[0]), (first[1], second[1])]
+    larger = [torch.where(stays, one, other) for one, other in pairs]
+    return [*larger, *(torch.where(stays, other, one) for one, other in pairs)]
+
+
+def test_pairs_are_ordered_by_their_means_with_gradients():
+    m1, v1, m2, v2 = (each.detach() for each in some(4))
+    m2[::7] = m1[::7]  # Equal means stay, with the variances and gradients that are theirs.
+    m1[3], m2[4] = -torch.inf, -torch.inf
+    inputs = [each.requires_grad_() for each in (m1, v1, m2, v2)]
+    found, expected = ordered((m1, v1), (m2, v2)), by_where((m1, v1), (m2, v2))
+    given = [torch.randn(200) for _ in range(4)]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, given),
+        torch.autograd.grad(expected, inputs, given),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        for one, other in zip(ordered((m1, v1), (m2, v2)), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_pairs_are_ordered_under_vmap():
+    m1, v1, m2, v2 = (each.detach().unflatten(0, (4, 50)) for each in some(4))
+    found = torch.vmap(lambda *of: ordered(of[:2], of[2:]))(m1, v1, m2, v2)
+    for one, other in zip(found, by_where((m1, v1), (m2, v2)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_double_gradients_of_an_order():
+    inputs = [each[:6].detach().double().requires_grad_() for each in some(4)]
+    assert torch.autograd.gradgradcheck(lambda *of: ordered(of[:2], of[2:]), inputs)
