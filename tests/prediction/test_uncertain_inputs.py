@@ -110,7 +110,7 @@ def test_at_the_mean_weights_inputs_are_at_their_means():
     )
 
 
-@pytest.mark.parametrize("by", ["moments", "covariance"])
+@pytest.mark.parametrize("by", ["moments", "covariance", "linearised"])
 def test_batches_loaders_and_tuples_of_uncertain_inputs_are_one(by):
     model, x = bayesian(), images()
     options = {"by": by, "likelihood": REGRESSION}
@@ -134,7 +134,7 @@ class TwoInputs(nn.Module):
         return self.head(first + second)
 
 
-@pytest.mark.parametrize("by", ["moments", "covariance", "sample"])
+@pytest.mark.parametrize("by", ["moments", "covariance", "linearised", "sample"])
 def test_one_of_several_inputs_may_be_uncertain(by):
     torch.manual_seed(0)
     model = bf.convert(TwoInputs(), bf.MeanField(initial_std=1e-7))
@@ -147,20 +147,54 @@ def test_one_of_several_inputs_may_be_uncertain(by):
     torch.testing.assert_close(found.epistemic, known.detach(), rtol=error, atol=0.0)
 
 
-@pytest.mark.parametrize("by", ["moments", "covariance", "sample", "mean"])
+@pytest.mark.parametrize("by", ["moments", "covariance", "linearised", "sample", "mean"])
 def test_no_uncertain_input_gives_no_prediction(by):
     found = bf.predict(bayesian(), images(0), by=by, likelihood=REGRESSION, num_samples=2)
     assert found.mean.shape == (0, 3)
 
 
+def test_the_linearised_network_takes_noise_at_the_input_to_first_order():
+    model, x = bayesian(), images()
+    mean, variance = (each.double() for each in x.pair())
+    options = {"by": "linearised", "likelihood": REGRESSION}
+    certain = bf.predict(model, bf.Moments(x.expected), **options)
+    torch.testing.assert_close(
+        bf.predict(model, x.expected, **options).epistemic, certain.epistemic
+    )
+    plain = bf.revert(model).double().eval()
+    jacobians = [torch.autograd.functional.jacobian(plain, each[None])[0] for each in mean]
+    known = torch.stack([each.flatten(1).square() for each in jacobians])
+    known = (known @ variance.flatten(1)[:, :, None])[..., 0].float()
+    found = bf.predict(model, x, **options)
+    torch.testing.assert_close(found.epistemic, certain.epistemic + known, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.mean, certain.mean)
+    few = {"by": "linearised", "likelihood": "classification", "num_outputs": 3}
+    torch.testing.assert_close(
+        bf.predict(model, x, **few).probs,
+        bf.predict(model, x, by="linearised", likelihood="classification").probs,
+    )
+
+
+def test_the_linearised_network_knows_inputs_that_are_one():
+    torch.manual_seed(0)
+    model = bf.convert(TwoInputs(), bf.MeanField(initial_std=1e-7))
+    weight = model.head.weight_posterior.mean.detach()
+    one, of_all = bf.Moments(torch.randn(5, 3), 0.5), bf.Moments(torch.randn(3), 0.5)
+    pairs = {
+        4.0: (one, one),
+        2.0: (one, bf.Moments(one.expected, 0.5)),
+        1.0: (one.expected, of_all),
+    }
+    for factor, inputs in pairs.items():
+        found = bf.predict(model, inputs, by="linearised", likelihood=REGRESSION).epistemic
+        known = (factor * 0.5 * weight.square().sum(1)).expand(5, 2)
+        torch.testing.assert_close(found, known, rtol=1e-4, atol=0.0)
+
+
 def test_what_cannot_take_uncertain_inputs_says_so():
     model = bayesian()
-    with pytest.raises(ValueError, match="by='linearised' takes inputs that are certain"):
-        bf.predict(model, images(), by="linearised", likelihood=REGRESSION)
-    certain = bf.Moments(images().expected)
-    assert bf.predict(model, certain, by="linearised", likelihood=REGRESSION).mean.shape == (6, 3)
     nothing = bf.Moments(torch.zeros(2, 1, 8, 8), -0.5)
-    for by in ("moments", "covariance", "sample"):
+    for by in ("moments", "covariance", "linearised", "sample"):
         with pytest.raises(ValueError, match=r"at least 0, got -0\.5"):
             bf.predict(model, nothing, by=by, likelihood=REGRESSION)
     norms = bf.convert(nn.Sequential(network(), nn.BatchNorm1d(3)), bf.MeanField())

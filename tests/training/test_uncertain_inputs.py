@@ -87,6 +87,11 @@ def test_methods_that_draw_draw_the_inputs_too(method: bf.Method) -> None:
     found = (model.weight_posterior.mean if is_random else model.weight).detach()
     # A step sees one draw: the weights move about the optimum, by less than half a deviation.
     assert ((found - mean).abs() / variance.sqrt()).max() < 0.5
+    if isinstance(method, bf.FullCovariance):
+        x = problem()[0]
+        spread = model.weight_posterior.dense_variance().detach()
+        known = x.expected.square() @ spread.T + x.variance @ found.square().T
+        torch.testing.assert_close(bf.predict(model, x).epistemic, known)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])

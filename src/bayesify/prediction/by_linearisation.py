@@ -5,7 +5,7 @@ variance s have the covariance J diag(s) J'. Nothing is drawn, and nothing is ta
 that is not: not positions that share a kernel, nor channels that share all the layers before them,
 which is what rules for means and variances (`moments`) leave out. The price is one derivative per
 output. Of many classes most are out of the question: the largest few logits can have theirs, and
-the others count as certain.
+the others count as certain. Inputs that are uncertain add their own J diag(v) J'.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayesify.batches import batch_size, call_model, output_tensor
+from bayesify.batches import at_mean, batch_size, call_model, output_tensor
 from bayesify.conversion.posterior import Posterior
-from bayesify.moments import precise_dtype
+from bayesify.moments import Moments, precise_dtype
 from bayesify.prediction.correlated_outputs import (
     CorrelatedOutputs,
     MixedExamplesError,
@@ -59,15 +59,17 @@ def linearised(
 
     Args:
         model: The model, in evaluation mode, its weights at their means.
-        inputs: Inputs, as the model takes them.
+        inputs: Inputs, as the model takes them, or moments in the place of what is uncertain.
         memory_limit: Bytes that the derivatives of some examples may take together.
         num_outputs: How many outputs of each example, the largest, have a derivative; None for
             all.
     """
     with derivable_attention(), _DerivablePReLU(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        leaves, layout = tree_flatten(inputs)
         number = batch_size(inputs)
+        noisy, variances = _uncertain(inputs)
+        inputs = at_mean(inputs)
+        leaves, layout = tree_flatten(inputs)
         # What has no row for each example belongs to all.
         places = [
             place
@@ -81,7 +83,7 @@ def linearised(
                 given[place] = tensor[None]
             return tree_unflatten(given, layout)
 
-        tensors = [leaves[place] for place in places]
+        tensors, split = [leaves[place] for place in places], len(places)
         if number == 0:
             outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
@@ -90,21 +92,25 @@ def linearised(
             outputs = outputs.to(precise_dtype(outputs.dtype))
             return CorrelatedOutputs(outputs, outputs.new_zeros(0, taken, taken), none)
         first = whole([tensor[0] for tensor in tensors])
+        variances = [
+            each if each.ndim and len(each) == number else each.expand(number, *each.shape)
+            for each in variances
+        ]
         batch = _Calling(model)(inputs)  # what the model itself has to say against such inputs
         limit = bytes_to_take(model, memory_limit)
 
         def found_by(network: _Linearised) -> CorrelatedOutputs:
             def example(*each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                return network(whole(each))
+                return network(whole(each[:split]), each[split:])
 
             chunk = max(1, min(number, limit // network.bytes_per_example))
-            mean, covariances, taken = torch.vmap(example, chunk_size=chunk)(*tensors)
+            mean, covariances, taken = torch.vmap(example, chunk_size=chunk)(*tensors, *variances)
             check_apart(mean, batch, "linearised")
             is_all = taken.shape[1] == mean[0].numel()
             return CorrelatedOutputs(mean, covariances, None if is_all else taken)
 
         try:
-            network = _Linearised(model, first, layers_to_watch(model), num_outputs)
+            network = _Linearised(model, first, layers_to_watch(model), num_outputs, noisy)
             if network.bytes_per_example <= limit:
                 return found_by(network)
         except (torch.OutOfMemoryError, MixedExamplesError):
@@ -114,7 +120,7 @@ def linearised(
             # without watching any the model has its chance, or its own error.
             network = None
         try:
-            other = _Linearised(model, first, [], num_outputs)
+            other = _Linearised(model, first, [], num_outputs, noisy)
             if network is None or other.bytes_per_example < network.bytes_per_example:
                 network = other
             return found_by(network)
@@ -142,8 +148,10 @@ class _Linearised:
         example: Any,
         layers: Sequence[nn.Module],
         num_outputs: int | None = None,
+        noisy: Sequence[Sequence[int]] = (),
     ) -> None:
         self.calling = _Calling(model)
+        self.noisy = noisy
         self.sites = {
             f"model.{path}.{site.family.parameter_names[0]}": site
             for path, site in model.named_modules()
@@ -159,6 +167,8 @@ class _Linearised:
             size = self.calling(example).numel()
         self.num_outputs = size if num_outputs is None else min(num_outputs, size)
         self._watch(calls)
+        leaves = tree_flatten(example)[0]
+        self.num_noisy = sum(leaves[places[0]].numel() for places in noisy)
         with torch.no_grad():
             uses = self._agreeing(example, size) if layers else {}
         uses = {site: use for site, use in uses.items() if site not in elsewhere}
@@ -182,8 +192,15 @@ class _Linearised:
         self.layers = list({call.layer: None for call in calls})
         self.zeros = [torch.zeros_like(call.output) for call in calls]
 
-    def __call__(self, example: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the outputs of an example, the covariance of the chosen, and which those are."""
+    def __call__(
+        self, example: Any, variances: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of an example, the covariance of the chosen, and which those are.
+
+        Args:
+            example: The inputs of one example.
+            variances: Those of its uncertain inputs.
+        """
         means = {name: self.means[name] for name in self.slow}
         output, backward, given = self._vjp(example, means)
         number = self.num_outputs
@@ -192,27 +209,38 @@ class _Linearised:
         if number < output.numel():
             places = output.flatten().topk(number).indices
             directions = directions[places]
-        slopes, of_means = torch.vmap(backward)(directions.view(-1, *output.shape))
+        slopes, of_means, of_inputs = torch.vmap(backward)(directions.view(-1, *output.shape))
         covariances = output.new_zeros(number, number)
         # In half precision sums over weights would have no root.
         with torch.autocast(output.device.type, enabled=False):
             uses = self._uses(given, slopes)
             for name, variance in self.variances.items():
                 covariances = covariances + covariance(uses[self.sites[name]], variance)
-            for name, slope in of_means.items():
+            by_entry = [(slope, self.slow[name]) for name, slope in of_means.items()]
+            by_entry += zip(of_inputs, variances, strict=True)
+            for slope, variance in by_entry:
                 rows = slope.flatten(1).to(covariances.dtype)
-                covariances = covariances + (rows * self.slow[name].to(rows.dtype)) @ rows.T
+                covariances = covariances + (rows * variance.flatten().to(rows.dtype)) @ rows.T
         return output, covariances, places
 
     def _vjp(self, example: Any, means: dict[str, Tensor]) -> tuple[Tensor, Any, list[Tensor]]:
-        def outputs(added: list[Tensor], weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        leaves, layout = tree_flatten(example)
+
+        def outputs(
+            added: list[Tensor], weights: dict[str, Tensor], shifts: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
+            moved = list(leaves)
+            for places, shift in zip(self.noisy, shifts, strict=True):
+                for place in places:
+                    moved[place] = leaves[place] + shift
             with watched(self.layers, added) as calls:
                 # Told to find other names itself, it would not put back a module that has two.
-                arguments = (self.calling, weights, (example,))
+                arguments = (self.calling, weights, (tree_unflatten(moved, layout),))
                 found = torch.func.functional_call(*arguments, tie_weights=False)[0]
             return found.to(precise_dtype(found.dtype)), [call.given for call in calls]
 
-        found: Any = torch.func.vjp(outputs, self.zeros, means, has_aux=True)
+        shifts = [torch.zeros_like(leaves[places[0]]) for places in self.noisy]
+        found: Any = torch.func.vjp(outputs, self.zeros, means, shifts, has_aux=True)
         return found
 
     def _uses(self, given: Sequence[Tensor], slopes: Sequence[Tensor]) -> dict[Posterior, Use]:
@@ -224,7 +252,7 @@ class _Linearised:
         output, backward, given = self._vjp(example, self.means)
         # A direction that is no symmetry of the outputs, as (1, 1, ...) is of probabilities.
         direction = torch.randn(num_outputs, generator=torch.Generator().manual_seed(0))
-        slopes, of_means = backward(direction.to(output).view(output.shape))
+        slopes, of_means, _ = backward(direction.to(output).view(output.shape))
         uses = self._uses(given, [slope[None] for slope in slopes])
         right: dict[Posterior, Use] = {}
         for name, site in self.sites.items():
@@ -244,9 +272,21 @@ class _Linearised:
         seen = sum(use.given.numel() for use in uses.values())
         costs = [Cost(uses[self.sites[name]], v, num_outputs) for name, v in self.variances.items()]
         most = max((cost.num_written for cost in costs), default=0)
-        # A slope for every weight, and it once more times its variance.
-        slow = 2 * num_outputs * sum(each.numel() for each in self.slow.values())
+        # A slope for every weight, and it once more times its variance; of noisy inputs too.
+        slow = sum(each.numel() for each in self.slow.values()) + self.num_noisy
+        slow = 2 * num_outputs * slow
         return 4 * (2 * (1 + num_outputs) * self.num_between + seen + most + slow) + 1
+
+
+def _uncertain(inputs: Any) -> tuple[list[list[int]], list[Tensor]]:
+    """Return the places of each uncertain input among all, and its variance.
+
+    Moments that are there twice are one uncertain value.
+    """
+    leaves = tree_flatten(inputs, is_leaf=lambda leaf: isinstance(leaf, Moments))[0]
+    found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Moments) and not leaf.is_certain}
+    places = [[at for at, leaf in enumerate(leaves) if id(leaf) == each] for each in found]
+    return places, [each.variance for each in found.values()]
 
 
 class _Calling(nn.Module):

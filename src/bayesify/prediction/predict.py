@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import at_mean, batch_size, cut, in_short, moments_in, split_batch, to_device
+from bayesify.batches import at_mean, batch_size, cut, in_short, split_batch, to_device
 from bayesify.conversion.convert import Record, require_record
 from bayesify.moments import Moments
 from bayesify.prediction.by_covariance import covariant_outputs
@@ -55,8 +55,9 @@ def predict(  # noqa: PLR0913 - a verb's choices are keywords, each with a defau
         model: A model from `convert`, usually trained with `fit`.
         data: A tensor, a mapping of keyword inputs, a tuple of positional inputs, or a loader: a
             DataLoader or a list of batches. `Moments(x, variance)` in the place of a tensor is an
-            input known so well: "moments" and "covariance" carry its variance, other ways that
-            draw weights draw the input with them, and "mean" takes its mean.
+            input known so well: "moments" and "covariance" carry its variance, "linearised" adds
+            what it does to first order, ways that draw weights draw the input with them, and
+            "mean" takes its mean.
         num_samples: Posterior draws to average.
         by: How randomness travels: one of the method's ways, such as "sample", "local", "mean",
             "moments" (one pass, nothing drawn), "covariance" (the same with a derivative per
@@ -118,9 +119,7 @@ def predict_batches(  # noqa: PLR0913 - as of `predict`
         draws = Draws(model, memory_limit, is_vectorised=record.method.can_be_vectorised)
         for batch in shown(data, "predicting", progress):
             inputs, targets = split_batch(to_device(batch, device))
-            if way == "linearised":
-                _check_certain(inputs)
-            if way in ("linearised", "mean"):
+            if way == "mean":
                 inputs = at_mean(inputs)
             inputs = in_short(inputs, model)
             name = record.method.ways[way]
@@ -185,14 +184,6 @@ def _check_num_outputs(number: int | None, way: str) -> None:
         )
     if number < 1:
         raise ValueError(f"num_outputs must be at least 1, got {number}")
-
-
-def _check_certain(inputs: Any) -> None:
-    if not all(each.is_certain for each in moments_in(inputs)):
-        raise ValueError(
-            "by='linearised' takes inputs that are certain, got Moments: take by='covariance', "
-            "which carries the variance of inputs too, or by='sample', which draws them"
-        )
 
 
 class _Batches:
