@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import bayesify as bf
 from bayesify.moments.choices import chosen, or_zero, where_above
 from bayesify.moments.rectified import ordered
 
@@ -95,3 +97,30 @@ def test_pairs_are_ordered_under_vmap():
 def test_double_gradients_of_an_order():
     inputs = [each[:6].detach().double().requires_grad_() for each in some(4)]
     assert torch.autograd.gradgradcheck(lambda *of: ordered(of[:2], of[2:]), inputs)
+
+
+FAR = [torch.inf, -torch.inf, 3e38, -3e38, 2e38, -2e38, 1e30, -1e30]
+
+
+@pytest.mark.parametrize("variance", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [(F.relu, 0.0), (F.gelu, 0.0), (lambda x: F.leaky_relu(x, 0.1), 0.1)],
+)
+def test_means_as_far_out_as_there_are_pass_or_stop(function, left, variance):
+    mean = torch.tensor(FAR)
+    found = function(bf.Moments(mean, variance))
+    is_right = torch.tensor([each > 0 for each in FAR])
+    kept = torch.tensor([1.0 if each > 0 or left else 0.0 for each in FAR])
+    expected = torch.where(is_right, mean, left * mean if left else torch.zeros(8))
+    torch.testing.assert_close(found.mean, expected)
+    shares = torch.where(is_right, 1.0, left**2) * kept * variance
+    torch.testing.assert_close(found.variance, shares, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variance", [0.0, 1.0])
+def test_the_larger_of_two_that_are_far_out(variance):
+    mean = torch.tensor([FAR])
+    found = F.max_pool1d(bf.Moments(mean, variance), 2)
+    assert found.mean.tolist() == F.max_pool1d(mean, 2).tolist()
+    torch.testing.assert_close(found.variance, torch.full((1, 4), variance))

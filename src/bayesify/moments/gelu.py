@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.choices import chosen, or_zero, where_above
+from bayesify.moments.choices import chosen, or_zero, where_above, within_reach
 from bayesify.moments.gaussian_functions import cumulative, density, owen_t
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
@@ -36,7 +36,7 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     types = m.dtype, v.dtype
     m, v = m.to(precise_dtype(m.dtype)), v.to(precise_dtype(m.dtype))
     part = _parts(m, v)
-    mean = part.mean + or_zero(part.is_right, m)
+    mean = part.mean + torch.relu(m)
     variance = part.second() - part.mean.square()
     # Cov(gelu(-z), z) = -v E[gelu'(-z)], by Stein's lemma.
     variance = variance + or_zero(part.is_right, v * (1.0 - 2.0 * part.slope))
@@ -143,7 +143,7 @@ def _parts(m: Tensor, v: Tensor) -> _Parts:
     r1, r2 = total.sqrt(), (1.0 + 2.0 * v).sqrt()
     # All terms are 0 far out, where powers of m would overflow. 0 belongs to the left: so
     # derivatives there are those of one side, which are those of the whole.
-    is_right = where_above(m)
+    is_right, m = where_above(m), within_reach(m)
     u = torch.maximum(chosen(is_right, -m, m), -40.0 * r1)
     h = u / r1
     below, bell = cumulative(h), density(h) / r1

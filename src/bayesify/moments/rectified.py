@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.choices import chosen, or_zero, where_above
+from bayesify.moments.choices import chosen, or_zero, where_above, within_reach
 from bayesify.moments.gaussian_functions import (
     LEAST_VARIANCE,
     coarse_tail,
@@ -54,12 +54,12 @@ def _rectified(
     part = _parts(m, v, is_coarse=is_coarse, is_derived=is_derived)
     ratio = (part.share - (part.x + part.g) * part.g).clamp_min(0.0)
     # `v / s` and not s: what is certain has no excess.
-    above, excess = or_zero(part.is_right, m), v * part.per_s * part.g
+    above, excess = torch.relu(m), v * part.per_s * part.g
     if isinstance(slope, float) and slope == 0.0:
         return of_type(above + excess, types[0]), of_type(v * ratio, types[1])
     rest = 1.0 - slope
     ratio = slope**2 + 2.0 * slope * rest * part.share + rest**2 * ratio
-    mean = chosen(part.is_right, m, slope * m) + rest * excess
+    mean = above + slope * m.clamp_max(0.0) + rest * excess
     return of_type(mean, types[0]), of_type(v * ratio.clamp_min(0.0), types[1])
 
 
@@ -240,7 +240,7 @@ def _is_compiled() -> bool:
 
 def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False, is_derived: bool) -> _Parts:
     per_s = v.clamp_min(LEAST_VARIANCE).rsqrt()
-    t = m * per_s
+    t = within_reach(m * per_s)
     # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
     # which are those of the whole. `abs` would give a slope of 0. Where none is taken it is better:
     # the compiler writes t out wherever x is read, and then once and not three times.
