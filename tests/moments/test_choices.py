@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import bayesify as bf
-from bayesify.moments.choices import chosen, or_zero, where_above
-from bayesify.moments.rectified import ordered
+from bayesify.moments.choices import chosen, or_zero, where_positive
+from bayesify.moments.rectified import maximum_moments, ordered
 
 SIDES = [0.0, -0.0, 1e-38, -1e-38, 1e-30, 3.0, -3.0, 1e30, -1e30]
 
@@ -17,22 +17,21 @@ def some(number, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bound", [0.0, 0.3, -0.3])
-def test_the_number_that_is_chosen_is_unchanged(bound, dtype):
+def test_the_number_that_is_chosen_is_unchanged(dtype):
     x, first, second = some(3, dtype)
-    condition = where_above(x, bound)
+    condition = where_positive(x)
     assert condition.dtype == dtype
     assert not condition.requires_grad
-    assert torch.equal(condition, (x > bound).to(dtype))
-    assert torch.equal(chosen(condition, first, second), torch.where(x > bound, first, second))
-    assert torch.equal(or_zero(condition, first), torch.where(x > bound, first, 0.0))
+    assert torch.equal(condition, (x > 0).to(dtype))
+    assert torch.equal(chosen(condition, first, second), torch.where(x > 0, first, second))
+    assert torch.equal(or_zero(condition, first), torch.where(x > 0, first, 0.0))
 
 
 def test_sides_of_0_and_huge_numbers():
     x = torch.tensor(SIDES)
-    assert where_above(x).tolist() == [float(each > 0) for each in SIDES]
+    assert where_positive(x).tolist() == [float(each > 0) for each in SIDES]
     huge = torch.full_like(x, 1e37)
-    assert torch.equal(chosen(where_above(x), huge, -huge), torch.where(x > 0, huge, -huge))
+    assert torch.equal(chosen(where_positive(x), huge, -huge), torch.where(x > 0, huge, -huge))
 
 
 def test_gradients_and_theirs_are_those_of_where():
@@ -42,7 +41,7 @@ def test_gradients_and_theirs_are_those_of_where():
         once = torch.autograd.grad(result.pow(3).sum(), (first, second), create_graph=True)
         return [*once, *torch.autograd.grad(sum(each.pow(2).sum() for each in once), first)]
 
-    condition = where_above(x)
+    condition = where_positive(x)
     found = gradients(chosen(condition, first, second) + or_zero(condition, first * second))
     expected = gradients(torch.where(x > 0, first, second) + torch.where(x > 0, first * second, 0))
     for one, other in zip(found, expected, strict=True):
@@ -51,7 +50,7 @@ def test_gradients_and_theirs_are_those_of_where():
 
 def test_compiled_code_has_truth_values():
     def call(x, first, second):
-        condition = where_above(x)
+        condition = where_positive(x)
         assert condition.dtype == torch.bool
         return chosen(condition, first, second)
 
@@ -102,7 +101,7 @@ def test_double_gradients_of_an_order():
 FAR = [torch.inf, -torch.inf, 3e38, -3e38, 2e38, -2e38, 1e30, -1e30]
 
 
-@pytest.mark.parametrize("variance", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("variance", [0.0, 1.0, 1e4, 1e20])
 @pytest.mark.parametrize(
     ("function", "left"),
     [(F.relu, 0.0), (F.gelu, 0.0), (lambda x: F.leaky_relu(x, 0.1), 0.1)],
@@ -124,3 +123,48 @@ def test_the_larger_of_two_that_are_far_out(variance):
     found = F.max_pool1d(bf.Moments(mean, variance), 2)
     assert found.mean.tolist() == F.max_pool1d(mean, 2).tolist()
     torch.testing.assert_close(found.variance, torch.full((1, 4), variance))
+
+
+def test_a_gelu_of_a_huge_variance_has_its_moments_and_gradients():
+    mean = torch.tensor([0.0, 1e10, -1e10], requires_grad=True)
+    variance = torch.tensor([1e20, 1e17, 1e17])
+    found = F.gelu(bf.Moments(mean, variance))
+    # Far out a GELU is a ReLU.
+    same = F.relu(bf.Moments(mean, variance))
+    torch.testing.assert_close(found.variance, same.variance, rtol=1e-3, atol=0.0)
+    (slope,) = torch.autograd.grad(found.variance.sum(), mean)
+    assert slope.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_derivatives_of_a_maximum_of_equal_means_are_those_of_its_formula():
+    variance = torch.tensor([[1.0, 4.0, 0.5, 2.0]], dtype=torch.float64)
+    mean = torch.zeros(1, 4, dtype=torch.float64)
+    way = torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+
+    def means(mean):
+        return F.max_pool1d(bf.Moments(mean, variance), 2).expected
+
+    known = torch.full((1, 2), 0.5, dtype=torch.float64)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            torch.testing.assert_close(torch.func.jvp(means, (mean,), (way,))[1], known)
+            slopes = torch.func.vjp(means, mean)[1](torch.ones_like(known))[0]
+            torch.testing.assert_close(slopes, torch.full_like(mean, 0.5))
+    leaf = mean.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(means(leaf).sum(), leaf)
+    torch.testing.assert_close(slopes, torch.full_like(mean, 0.5))
+    open_form = torch.func.hessian(lambda mean: means(mean).sum())(mean)
+    of_function = torch.autograd.functional.hessian(lambda mean: means(mean).sum(), mean)
+    torch.testing.assert_close(of_function, open_form)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_maximum_is_traced():
+    def call(m1, v1, m2, v2):
+        return maximum_moments((m1, v1), (m2, v2))
+
+    inputs = tuple(torch.rand(2, 8) for _ in range(4))
+    traced = torch.jit.trace(call, inputs)
+    for one, other in zip(traced(*inputs), call(*inputs), strict=True):
+        assert torch.equal(one, other)

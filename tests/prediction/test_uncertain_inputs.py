@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import bayesify as bf
 from bayesify.batches import cut, drawn, split_batch
 from bayesify.conversion.posterior import posteriors
+from bayesify.prediction.by_linearisation import _Linearised
 from scales import set_stds
 
 REGRESSION = bf.GaussianRegression(1.0)
@@ -145,6 +146,37 @@ def test_one_of_several_inputs_may_be_uncertain(by):
     known = 0.5 * model.head.weight_posterior.mean.square().sum(1).expand(5, 2)
     error = 4 * (2 / NUM_DRAWS) ** 0.5 if by == "sample" else 1e-4
     torch.testing.assert_close(found.epistemic, known.detach(), rtol=error, atol=0.0)
+
+
+class Scaled(nn.Module):
+    """Multiplies its input by a number that is known so well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, scale):
+        return self.head(x * scale)
+
+
+@pytest.mark.parametrize("kind", [tuple, dict, UserDict])
+@pytest.mark.parametrize("by", ["moments", "covariance", "linearised"])
+def test_an_uncertain_number_for_all(by, kind):
+    torch.manual_seed(0)
+    model = bf.convert(Scaled(), bf.MeanField(initial_std=1e-7))
+    weight, x = model.head.weight_posterior.mean.detach(), torch.randn(3, 4)
+    inputs = {"x": x, "scale": bf.Moments(torch.tensor(1.3), 0.2)}
+    given = tuple(inputs.values()) if kind is tuple else kind(inputs)
+    found = bf.predict(model, given, by=by, likelihood=REGRESSION).epistemic
+    # Rules take what features share as their own.
+    known = x.square() @ weight.square().T if by == "moments" else (x @ weight.T).square()
+    torch.testing.assert_close(found, 0.2 * known, rtol=1e-4, atol=1e-9)
+
+
+def test_uncertain_inputs_count_towards_the_memory_limit_of_derivatives():
+    model, example = bf.convert(nn.Linear(1000, 3), bf.MeanField()), torch.zeros(1, 1000)
+    sizes = [_Linearised(model, example, [], 3, noisy).bytes_per_example for noisy in ([], [[0]])]
+    assert sizes[1] - sizes[0] >= 4 * 3 * 1000
 
 
 @pytest.mark.parametrize("by", ["moments", "covariance", "linearised", "sample", "mean"])

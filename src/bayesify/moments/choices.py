@@ -22,23 +22,22 @@ def within_reach(x: Tensor) -> Tensor:
     return x.clamp(-_FURTHEST, _FURTHEST)
 
 
-def where_above(x: Tensor, bound: float = 0.0) -> Tensor:
-    """Return where x > bound, for `chosen`: as truth values, or as 1 and 0."""
+def where_positive(x: Tensor) -> Tensor:
+    """Return where x > 0, for `chosen`: as truth values, or as 1 and 0."""
     if torch.compiler.is_compiling() or not x.is_cpu:
-        return x > bound
-    x = x.detach()
-    return (x if bound == 0.0 else x - bound).sign().clamp_min(0.0)
+        return x > 0
+    return x.detach().sign().clamp_min(0.0)
 
 
 def chosen(condition: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return the first where `where_above` says so, and the second elsewhere."""
+    """Return the first where `where_positive` says so, and the second elsewhere."""
     if condition.dtype == torch.bool:
         return torch.where(condition, first, second)
     return torch.lerp(second, first, condition)
 
 
 def or_zero(condition: Tensor, value: Tensor) -> Tensor:
-    """Return the value where `where_above` says so, and 0 elsewhere."""
+    """Return the value where `where_positive` says so, and 0 elsewhere."""
     if condition.dtype == torch.bool:
         return torch.where(condition, value, 0.0)
     return value * condition

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.choices import chosen, or_zero, where_above, within_reach
+from bayesify.moments.choices import chosen, or_zero, where_positive, within_reach
 from bayesify.moments.gaussian_functions import cumulative, density, owen_t
 from bayesify.moments.moments import precise_dtype
 from bayesify.moments.own_derivatives import of_type, takes_own_derivatives
@@ -42,7 +42,8 @@ def _open_form(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     variance = variance + or_zero(part.is_right, v * (1.0 - 2.0 * part.slope))
     f1, f2, f3, _ = part.derivatives()
     small = v * (f1 * f1 + v * (0.5 * f2 * f2 + f1 * f3))
-    variance = chosen(where_above(v, _SERIES_BELOW[v.dtype]), variance, small).clamp_min(0.0)
+    # Not `chosen`: the series overflows where it is not meant.
+    variance = torch.where(v < _SERIES_BELOW[v.dtype], small, variance).clamp_min(0.0)
     return of_type(mean, types[0]), of_type(variance, types[1])
 
 
@@ -77,8 +78,8 @@ class _Gelu(torch.autograd.Function):
         f1, f2, f3, f4 = part.derivatives()
         # The other derivative of the variance has no small difference of large terms.
         small = v * (2.0 * f1 * f2 + v * (2.0 * f2 * f3 + f1 * f4))
-        # Not as above: compiled code would keep the answers instead of asking again.
-        r_m = chosen(where_above(-v, -_SERIES_BELOW[v.dtype]), small, r_m)
+        # Not by `<`, as above: compiled code would keep the answers instead of asking again.
+        r_m = torch.where(v >= _SERIES_BELOW[v.dtype], r_m, small)
         a_m = chosen(part.is_right, 1.0 - part.slope, part.slope)
         along_m = of_mean * a_m + of_variance * r_m
         along_v = of_mean * (0.5 * part.bend) + of_variance * r_v
@@ -143,7 +144,7 @@ def _parts(m: Tensor, v: Tensor) -> _Parts:
     r1, r2 = total.sqrt(), (1.0 + 2.0 * v).sqrt()
     # All terms are 0 far out, where powers of m would overflow. 0 belongs to the left: so
     # derivatives there are those of one side, which are those of the whole.
-    is_right, m = where_above(m), within_reach(m)
+    is_right, m = where_positive(m), within_reach(m)
     u = torch.maximum(chosen(is_right, -m, m), -40.0 * r1)
     h = u / r1
     below, bell = cumulative(h), density(h) / r1

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.moments.choices import chosen, or_zero, where_above, within_reach
+from bayesify.moments.choices import chosen, or_zero, where_positive, within_reach
 from bayesify.moments.gaussian_functions import (
     LEAST_VARIANCE,
     coarse_tail,
@@ -104,20 +104,20 @@ def maximum_moments(
     Reference: Clark (1961), eq. 2 and 3.
     """
     m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
-    if takes_own_derivatives(m1, v1, m2, v2):
+    if takes_own_derivatives(m1, v1, m2, v2) or _is_plain(m1):
         return _Maximum.apply(m1, v1, m2, v2)
-    return _maximum(m1, v1, m2, v2, is_derived=True)
+    return _maximum(m1, v1, m2, v2, is_derived=True, is_open=True)
 
 
 def _maximum(
-    m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, *, is_derived: bool
+    m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, *, is_derived: bool, is_open: bool = False
 ) -> tuple[Tensor, Tensor]:
     total = v1 + v2
     part = _parts(_difference(m1, m2), total, is_derived=is_derived)
     # total / s is s, and 0 where both are certain.
-    if is_derived and torch.is_grad_enabled():
-        # Not `chosen`: a mask may have made one of them -inf.
-        larger = torch.where(part.is_right > 0, m1, m2)
+    # Not `chosen`: a mask may have made one of them -inf. The derivatives of `maximum` are others.
+    if is_open or part.is_right.dtype == torch.bool:
+        larger = torch.where(part.is_right.bool(), m1, m2)
     else:
         larger = torch.maximum(m1, m2)
     mean = larger + total * part.per_s * part.g
@@ -176,7 +176,7 @@ def ordered(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tupl
     Means that are equal stay in their places.
     """
     m1, v1, m2, v2 = torch.broadcast_tensors(*first, *second)
-    if m1.is_cpu and has_no_other_derivatives() and not torch.compiler.is_compiling():
+    if _is_plain(m1) and m1.dtype == v1.dtype == m2.dtype == v2.dtype:
         return _Ordered.apply(m1, v1, m2, v2)  # pyright: ignore[reportReturnType]
     stays = (m1 >= m2).detach()
     pairs = (m1, m2), (v1, v2), (m2, m1), (v2, v1)
@@ -190,7 +190,7 @@ class _Ordered(torch.autograd.Function):
     def forward(
         ctx: Any, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        moves = where_above(m2 - m1)
+        moves = where_positive(m2 - m1)
         ctx.save_for_backward(moves)
         variances = chosen(moves, v2, v1), chosen(moves, v1, v2)
         # Not `chosen`: a mask may have made one of them -inf.
@@ -205,6 +205,11 @@ class _Ordered(torch.autograd.Function):
         to_first = [chosen(moves, down, up) for down, up in pairs]
         to_second = [chosen(moves, up, down) for down, up in pairs]
         return to_first[0], to_first[1], to_second[0], to_second[1]
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a CPU does one operation at a time, with the derivatives of a Function or none."""
+    return x.is_cpu and has_no_other_derivatives() and not torch.compiler.is_compiling()
 
 
 def _difference(first: Tensor, second: Tensor) -> Tensor:
@@ -244,7 +249,7 @@ def _parts(m: Tensor, v: Tensor, *, is_coarse: bool = False, is_derived: bool) -
     # t = 0 belongs to the left in all that follows: so derivatives there are those of one side,
     # which are those of the whole. `abs` would give a slope of 0. Where none is taken it is better:
     # the compiler writes t out wherever x is read, and then once and not three times.
-    is_right = where_above(t)
+    is_right = where_positive(t)
     x = chosen(is_right, t, -t) if is_derived else t.abs()
     bell = density(x)
     if is_coarse:

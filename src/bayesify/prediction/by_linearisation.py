@@ -11,7 +11,7 @@ the others count as certain. Inputs that are uncertain add their own J diag(v) J
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,6 +67,8 @@ def linearised(
     with derivable_attention(), _DerivablePReLU(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         number = batch_size(inputs)
+        if isinstance(inputs, Mapping):
+            inputs = dict(inputs)  # torch.func looks into no other
         noisy, variances = _uncertain(inputs)
         inputs = at_mean(inputs)
         leaves, layout = tree_flatten(inputs)
@@ -219,7 +221,7 @@ class _Linearised:
             by_entry = [(slope, self.slow[name]) for name, slope in of_means.items()]
             by_entry += zip(of_inputs, variances, strict=True)
             for slope, variance in by_entry:
-                rows = slope.flatten(1).to(covariances.dtype)
+                rows = slope.reshape(len(slope), -1).to(covariances.dtype)
                 covariances = covariances + (rows * variance.flatten().to(rows.dtype)) @ rows.T
         return output, covariances, places
 
