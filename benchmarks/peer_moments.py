@@ -3,7 +3,7 @@
     python benchmarks/peer_moments.py --quick                 # smoke test, seconds
     python benchmarks/peer_moments.py                         # minutes; on a GPU too
     python benchmarks/peer_moments.py --networks resnet_18 --skip-accuracy --precisions bfloat16 \
-        --compile inference step --contestants fastbnns exact "exact, per unit"   # minutes
+        --compile inference step --contestants fastbnns exact "exact, per unit"   # long to compile
 
 FastBNNs does not come with the library: `pip install --no-deps fastbnns`. MNIST has to lie where
 `bf.load_dataset` looks for it. A network gets a posterior with a variance per weight and one with a

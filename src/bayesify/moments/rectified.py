@@ -115,7 +115,8 @@ def _maximum(
     total = v1 + v2
     part = _parts(_difference(m1, m2), total, is_derived=is_derived)
     # total / s is s, and 0 where both are certain.
-    # Not `chosen`: a mask may have made one of them -inf. The derivatives of `maximum` are others.
+    # Not `chosen`: a mask may have made one of them -inf. Where derivatives are taken of this, no
+    # `maximum` either: of equal means it has others.
     if is_open or part.is_right.dtype == torch.bool:
         larger = torch.where(part.is_right.bool(), m1, m2)
     else:

@@ -85,7 +85,7 @@ def linearised(
                 given[place] = tensor[None]
             return tree_unflatten(given, layout)
 
-        tensors, split = [leaves[place] for place in places], len(places)
+        tensors = [leaves[place] for place in places]
         if number == 0:
             outputs = _Calling(model)(inputs)
             size = outputs.shape[1:].numel()
@@ -102,11 +102,13 @@ def linearised(
         limit = bytes_to_take(model, memory_limit)
 
         def found_by(network: _Linearised) -> CorrelatedOutputs:
-            def example(*each: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                return network(whole(each[:split]), each[split:])
+            def example(
+                tensors: list[Tensor], variances: list[Tensor]
+            ) -> tuple[Tensor, Tensor, Tensor]:
+                return network(whole(tensors), variances)
 
             chunk = max(1, min(number, limit // network.bytes_per_example))
-            mean, covariances, taken = torch.vmap(example, chunk_size=chunk)(*tensors, *variances)
+            mean, covariances, taken = torch.vmap(example, chunk_size=chunk)(tensors, variances)
             check_apart(mean, batch, "linearised")
             is_all = taken.shape[1] == mean[0].numel()
             return CorrelatedOutputs(mean, covariances, None if is_all else taken)
